@@ -77,6 +77,10 @@ class ProtocolError(DeadpoolError):
     exit_code = 90
 
 
+class TamperedError(ProtocolError):
+    """A frame is not what the peer sent in its turn: something between the two changed it. The peer is not to blame."""
+
+
 class SnapshotError(DeadpoolError):
     """A snapshot is missing, incomplete, or does not match the objects to restore."""
 

@@ -20,3 +20,8 @@ def size(nbytes: float | None) -> str:
     while amount >= _STEP and unit < len(_UNITS) - 1:
         amount, unit = amount / _STEP, unit + 1
     return f"{amount:.0f} {_UNITS[unit]}" if unit == 0 else f"{amount:.3g} {_UNITS[unit]}"
+
+
+def printable(value: object) -> str:
+    """Return the text without control characters, because it may quote a script, or somebody on the network."""
+    return "".join(character if character.isprintable() else " " for character in str(value))

@@ -7,7 +7,6 @@ acts; this module only starts, connects and ends them. It never imports torch.
 import asyncio
 import os
 import signal
-import socket
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import replace
@@ -41,6 +40,7 @@ from deadpool_run.errors import DeadpoolError
 from deadpool_run.ids import ONLY_NODE, NodeId, first_id
 from deadpool_run.wire import peers
 from deadpool_run.wire.auth import ConnectionRole
+from deadpool_run.wire.peer_connection import PeerConnection
 
 _END_TIMEOUT_S = 10.0
 """At the end: how long killed processes may take to end. Then they are left to the kernel."""
@@ -60,6 +60,8 @@ def run(spec: LaunchSpec, forkserver_spec: ForkServerSpec, forkserver: ForkServe
     with in_background() as console:
         if too_few := raise_limits(spec.settings):
             tell(too_few)
+        if spec.cluster is not None:
+            children.hide_memory()  # it holds the token
         agent = _Agent(spec, forkserver_spec, forkserver, console)
         exit_code = asyncio.run(agent.main())
         if agent.living is not None or agent.found_nobody:
@@ -208,16 +210,20 @@ class _Agent:
     async def _be_member(self, cluster: Cluster, found: rendezvous.Founder | rendezvous.Found) -> int:
         """Be a node of the job to its end. Raises `LostError` if the job continues without it, `EndedError` if it is refused."""
         self._was_member = False
-        with closing(PeerServer(found.listener, cluster.token, self._on_peer)) as server:
+        with closing(PeerServer(found.listener, rendezvous.searcher(cluster), self._on_peer)) as server:
             place = Place(cluster.node_name, found.address, server.port, cluster.failure_domain, cluster.node_rank)
             if isinstance(found, rendezvous.Founder):
                 spec = self._spec
                 if found.term > 0:  # the run's directory still has the earlier files
                     spec = replace(spec, run_dir=spec.run_dir.with_name(f"{spec.run_dir.name}-r{found.term}"))
-                return await self._live(spec, first_id(cluster.node_name, found.term), place, found.term)
-            with closing(Follower(found.sock, peers.Join(place, identity_of(self._spec)))) as follower:
+                node = first_id(cluster.node_name, found.term)
+                server.credentials = spec.credentials(node)
+                return await self._live(spec, node, place, found.term)
+            with closing(Follower(found.connection, peers.Join(place, identity_of(self._spec)))) as follower:
                 joined, agents = await follower.admitted(self._over, _ADMISSION * self._spec.settings.node_timeout_s)
-                return await self._live(self._spec_of(cluster, joined), joined.node, place, (follower, joined, agents))
+                spec = self._spec_of(cluster, joined)
+                server.credentials = spec.credentials(joined.node)
+                return await self._live(spec, joined.node, place, (follower, joined, agents))
 
     async def _live(
         self,
@@ -280,11 +286,11 @@ class _Agent:
             base_dir=base,
         )
 
-    def _on_peer(self, role: ConnectionRole, sock: socket.socket) -> None:
+    def _on_peer(self, role: ConnectionRole, connection: PeerConnection) -> None:
         if self._member is None:
-            sock.close()
+            connection.close()
         else:
-            self._member.accept(role, sock)
+            self._member.accept(role, connection)
 
     # --- signals, and failures of the parts -------------------------------------------------------------------------
 

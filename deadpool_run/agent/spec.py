@@ -14,6 +14,8 @@ from deadpool_run.agent.authority.bounded import BoundedAuthority
 from deadpool_run.agent.slurm.discovery import Discovery
 from deadpool_run.core.settings import Settings
 from deadpool_run.errors import UsageError
+from deadpool_run.ids import NodeId
+from deadpool_run.wire.auth import Credentials
 from deadpool_run.wire.checkpoints import DurableSpec
 
 LOGS_OFF = Path(os.devnull)
@@ -185,6 +187,11 @@ class LaunchSpec:
             return self.target
         module = ("-m",) if self.target.mode is Mode.MODULE else ()
         return Target(Mode.EXEC, (self.python, "-u", *module, *self.target.argv))
+
+    def credentials(self, node: NodeId) -> Credentials:
+        """Return what this node's agent proves to the others of its run. Only for several machines."""
+        assert self.cluster is not None
+        return Credentials(self.cluster.token, node, self.run_id)
 
     @property
     def warm(self) -> bool:

@@ -5,7 +5,6 @@ Silent nodes are not found here, as that takes all nodes together (`core.leaders
 
 import asyncio
 import contextlib
-import socket
 from collections.abc import Collection
 from typing import Protocol
 
@@ -14,6 +13,7 @@ from deadpool_run.coordinator.link_session import LinkSession
 from deadpool_run.errors import ProtocolError
 from deadpool_run.ids import NodeId, first_id
 from deadpool_run.wire import peers
+from deadpool_run.wire.peer_connection import PeerConnection
 
 
 class ConnectionOwner(Protocol):
@@ -68,13 +68,13 @@ class Connections:
         self._all_know_end = asyncio.Event()
         self._closed = False
 
-    def accept(self, sock: socket.socket) -> None:
+    def accept(self, accepted: PeerConnection) -> None:
         """Serve an authenticated connection."""
         if self._closed:
-            sock.close()
+            accepted.close()
             return
         connection = _Connection(
-            sock,
+            accepted,
             lambda message: self._handle(connection, message),
             lambda why: self._lost(connection, why),
         )

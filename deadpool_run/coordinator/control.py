@@ -10,7 +10,7 @@ refused. Each request and each answer is a JSON object on one line. A connection
                                                          `how`: a `core.injection.KillHow` value
     {"do": "stop"}                                    -> {"ok": true}: the job ends as if SIGTERM had come
 
-A request that cannot be carried out is answered with {"error": "<what is wrong>"}, and the connection stays open. A line longer
+The values of a request are text and numbers. A request that cannot be carried out is answered with {"error": "<what is wrong>"}, and the connection stays open. A line longer
 than `MAX_LINE_BYTES` closes it. A viewer can neither block nor fail the job.
 
 The agent of a follower has such a socket too. It passes requests on to the leader, and its watchers get a status each `every_s` only.
@@ -26,6 +26,7 @@ how many lines are missing in the leader's `console`, `logs` and `journal`, beca
 
 import asyncio
 import json
+import logging
 import os
 import socket
 import struct
@@ -35,6 +36,8 @@ from typing import Any
 
 from deadpool_run.coordinator.address import SOCKET_NAME, control_address
 from deadpool_run.coordinator.requests import RequestRefusedError
+from deadpool_run.errors import ProtocolError
+from deadpool_run.wire.typed import Decoder
 
 Answers = Callable[[Mapping[str, Any]], Awaitable[Mapping[str, Any]]]
 """Returns the answer to a request."""
@@ -43,6 +46,10 @@ MAX_LINE_BYTES = 64 << 10
 MAX_CONNECTIONS = 64
 _MIN_EVERY_S = 0.1
 _MAX_EVERY_S = 60.0
+_LOG = logging.getLogger("deadpool_run")
+_REQUESTS: Decoder[dict[str, str | int | float | bool | None]] = Decoder(
+    dict[str, str | int | float | bool | None], "a request: a JSON object of text and numbers on one line"
+)
 _PEER = struct.Struct("iII")  # struct ucred of unix(7): pid, uid, gid
 
 
@@ -91,6 +98,10 @@ class ControlServer:
                 await self._converse(reader, writer)
         except (ConnectionError, ValueError):
             pass  # the viewer went away, or sent a line over the limit
+        except asyncio.CancelledError:
+            pass  # closed; before Python 3.12, asyncio's streams report it to the loop as an error
+        except Exception:  # noqa: BLE001 - a viewer must not end the job, whatever it asked for
+            _LOG.exception("a request on the control socket failed, and its connection is closed")
         finally:
             self._connections.discard(task)
             writer.close()
@@ -125,19 +136,16 @@ class ControlServer:
 
 def _parse(line: bytes) -> dict[str, Any]:
     try:
-        request = json.loads(line)
-    except ValueError as error:
-        raise RequestRefusedError(f"not JSON: {error}") from error
-    if not isinstance(request, dict):
-        raise RequestRefusedError("a request is a JSON object on one line")
-    return request
+        return _REQUESTS.decode(line)
+    except ProtocolError as error:
+        raise RequestRefusedError(str(error)) from error
 
 
 def _every_s(request: Mapping[str, Any]) -> float:
     every_s = request.get("every_s", 1.0)
-    if not isinstance(every_s, int | float):
+    if not isinstance(every_s, int | float) or every_s != every_s:  # noqa: PLR0124 - NaN; an integer may be too large for a float
         raise RequestRefusedError(f"every_s must be a number of seconds, not {every_s!r}")
-    return min(max(float(every_s), _MIN_EVERY_S), _MAX_EVERY_S)
+    return float(min(max(every_s, _MIN_EVERY_S), _MAX_EVERY_S))
 
 
 async def _send(writer: asyncio.StreamWriter, answer: Mapping[str, Any]) -> None:

@@ -1,4 +1,7 @@
-"""Connections between agents: dialled or accepted, then authenticated by the job's token (`wire.auth`)."""
+"""Connections between agents: dialled or accepted, then authenticated by the job's token (`wire.auth`).
+
+Both sides name the called address as their end of the connection shows it. So an agent cannot be reached through a relay.
+"""
 
 import asyncio
 import contextlib
@@ -6,10 +9,20 @@ import errno
 import os
 import socket
 from collections.abc import AsyncIterator
+from ipaddress import IPv6Address, ip_address
 
 from deadpool_run.errors import ProtocolError
 from deadpool_run.wire import auth
-from deadpool_run.wire.auth import Caller, ConnectionRole, GreetingRefused, GreetingRefusedError, Listener, Welcome
+from deadpool_run.wire.auth import (
+    Caller,
+    ConnectionRole,
+    Credentials,
+    GreetingRefused,
+    GreetingRefusedError,
+    Listener,
+    Welcome,
+)
+from deadpool_run.wire.peer_connection import PeerConnection
 
 TIMEOUT_S = 5.0
 """Limit for making a connection, and again for the whole greeting."""
@@ -18,8 +31,8 @@ _UNANSWERED_MS = 10_000
 
 
 async def connect(
-    address: str, port: int, role: ConnectionRole, token: bytes, timeout_s: float = TIMEOUT_S
-) -> socket.socket:
+    address: str, port: int, role: ConnectionRole, credentials: Credentials, timeout_s: float = TIMEOUT_S
+) -> PeerConnection:
     """Return a blocking connection to an agent that has the token. Raises OSError and `GreetingRefusedError`."""
     loop, where = asyncio.get_running_loop(), f"{address}:{port}"
     with contextlib.ExitStack() as unless_greeted:
@@ -31,7 +44,7 @@ async def connect(
         except ConnectionRefusedError as error:  # without asyncio's words
             raise OSError(error.errno, os.strerror(errno.ECONNREFUSED)) from error
         _prepare(sock)
-        caller = Caller(token, role)
+        caller = Caller(credentials, role, _name(sock.getpeername()))
         try:
             async with _limited(timeout_s, f"{where} did not end the greeting"):
                 await loop.sock_sendall(sock, auth.encode(caller.hello))
@@ -44,35 +57,69 @@ async def connect(
             raise GreetingRefusedError(f"{where} does not answer as an agent of deadpool-run does: {error}") from error
         sock.setblocking(True)
         unless_greeted.pop_all()
-    return sock
+    return PeerConnection(sock, *caller.seals())
 
 
-def dial(address: str, port: int, role: ConnectionRole, token: bytes, timeout_s: float = TIMEOUT_S) -> socket.socket:
+def dial(
+    address: str, port: int, role: ConnectionRole, credentials: Credentials, timeout_s: float = TIMEOUT_S
+) -> PeerConnection:
     """Do as `connect`, where no event loop runs."""
-    return asyncio.run(connect(address, port, role, token, timeout_s))
+    return asyncio.run(connect(address, port, role, credentials, timeout_s))
 
 
-async def receive(sock: socket.socket, token: bytes, timeout_s: float = TIMEOUT_S) -> ConnectionRole | None:
-    """Greet a caller and return its role, with the connection blocking; None, with it closed, if it is no agent of this job."""
-    loop, listener = asyncio.get_running_loop(), Listener(token)
-    sock.setblocking(False)
+async def receive(
+    sock: socket.socket, credentials: Credentials, timeout_s: float = TIMEOUT_S
+) -> tuple[ConnectionRole, PeerConnection]:
+    """Greet a caller; return its role, and the connection, which blocks.
+
+    The socket is closed if that fails. Raises `GreetingRefusedError` if the caller is no agent of this job, and OSError if it
+    has closed the connection.
+    """
     try:
+        return await _greet(sock, credentials, timeout_s)
+    except TimeoutError as error:
+        raise GreetingRefusedError(f"it did not end the greeting within {timeout_s:g} s") from error
+    except ProtocolError as error:
+        raise GreetingRefusedError(f"it is no agent of deadpool-run: {error}") from error
+    except EOFError as error:
+        raise ConnectionResetError(errno.ECONNRESET, str(error)) from error
+
+
+async def _greet(
+    sock: socket.socket, credentials: Credentials, timeout_s: float
+) -> tuple[ConnectionRole, PeerConnection]:
+    loop = asyncio.get_running_loop()
+    sock.setblocking(False)
+    with contextlib.ExitStack() as unless_greeted:
+        unless_greeted.callback(_refuse, sock)
         _prepare(sock)
+        listener = Listener(credentials, _name(sock.getsockname()))
         async with asyncio.timeout(timeout_s):
             while True:
                 answer = listener.answer(await _read(sock))
                 await loop.sock_sendall(sock, auth.encode(answer))
                 if isinstance(answer, GreetingRefused):
-                    break
+                    raise GreetingRefusedError(answer.reason)
                 if isinstance(answer, Welcome):
-                    sock.setblocking(True)
-                    return listener.role
-    except (OSError, EOFError, ProtocolError):
-        pass
+                    break
+        sock.setblocking(True)
+        unless_greeted.pop_all()
+    return listener.role, PeerConnection(sock, *listener.seals())
+
+
+def _refuse(sock: socket.socket) -> None:
     with contextlib.suppress(OSError):
         sock.shutdown(socket.SHUT_WR)  # so that a refusal is read before the end
     sock.close()
-    return None
+
+
+def _name(address: tuple[str, int]) -> str:
+    """Return a socket's address and port, the same from both ends: an IPv6 socket may have accepted an IPv4 connection."""
+    host, port = address[:2]
+    literal = ip_address(host.partition("%")[0])
+    if isinstance(literal, IPv6Address) and literal.ipv4_mapped is not None:
+        literal = literal.ipv4_mapped
+    return f"{literal} port {port}"
 
 
 def _prepare(sock: socket.socket) -> None:

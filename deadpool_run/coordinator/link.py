@@ -1,9 +1,9 @@
 """A connection between two agents: messages of `wire.peers`."""
 
-import socket
 from collections.abc import Callable
 
 from deadpool_run.coordinator.message_stream import MessageStream
+from deadpool_run.wire.peer_connection import PeerConnection
 from deadpool_run.wire.peers import FORMAT, Message
 
 MAX_UNSENT_BYTES = 64 << 20
@@ -18,8 +18,16 @@ class PeerLink(MessageStream[Message]):
 
     def __init__(
         self,
-        sock: socket.socket,
+        connection: PeerConnection,
         on_message: Callable[[Message], None],
         on_end: Callable[[Exception], None] = lambda _: None,
     ) -> None:
-        super().__init__(sock, FORMAT, MAX_UNSENT_BYTES, on_message, on_end)
+        super().__init__(
+            connection.sock,
+            FORMAT,
+            MAX_UNSENT_BYTES,
+            on_message,
+            on_end,
+            sending=connection.sending,
+            receiving=connection.receiving,
+        )

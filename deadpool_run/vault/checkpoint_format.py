@@ -141,17 +141,21 @@ def encode_record(record: Record) -> bytes:
 def decode_record(data: bytes) -> Record:
     """Return the record in a file. Raises `CheckpointError` without the file's name."""
     try:
-        parts: dict[str, Any] = json.loads(data)
+        parts: dict[str, Any] = typed.parse(data)
         kind, form, digest = parts["kind"], parts["format"], parts.pop("digest")
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        recorded = _digest(parts)
+    except (ProtocolError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError("not the record of a deadpool-run checkpoint, or truncated") from error
     if kind != KIND:
         raise CheckpointError(f"the record of a {str(kind)[:40]!r}, not of a {KIND}")
     if form != FORMAT:
         raise CheckpointError(f"of format {form!r}, and this version of deadpool-run reads only format {FORMAT}")
-    if digest != _digest(parts):
+    if digest != recorded:
         raise CheckpointError("damaged: its digest is not the recorded one")
-    return typed.from_plain(Record, parts)
+    try:
+        return typed.from_plain(Record, parts)
+    except ProtocolError as error:
+        raise CheckpointError(f"not a record of format {FORMAT}: {error}") from error
 
 
 def encode_part(part: Part) -> bytes:
@@ -170,9 +174,9 @@ def decode_part(data: bytes) -> Part:
         tail_at = manifest_at + manifest_bytes
         if magic != _PART_MAGIC or form != FORMAT or tail_at + tail_bytes != len(data):
             raise CheckpointError(f"not a rank's part of format {FORMAT}")
-        head = json.loads(data[_PART.size : manifest_at])
+        head = typed.parse(data[_PART.size : manifest_at])
         return typed.from_plain(Part, head | {"manifest": data[manifest_at:tail_at], "tail": data[tail_at:]})
-    except (struct.error, ValueError, TypeError, ProtocolError) as error:
+    except (struct.error, TypeError, ProtocolError) as error:
         raise CheckpointError(f"not a rank's part of format {FORMAT}") from error
 
 

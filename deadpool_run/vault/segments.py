@@ -24,7 +24,7 @@ from typing import Any
 from deadpool_run.errors import ProtocolError, SnapshotError
 from deadpool_run.ids import Rank, Version
 from deadpool_run.vault.status_page import BUSY, EMPTY
-from deadpool_run.wire.typed import from_plain, to_json
+from deadpool_run.wire.typed import from_plain, parse, to_json
 
 FORMAT = 2
 HEADER_BYTES = 4096
@@ -300,8 +300,8 @@ def parse_manifest(body: bytes, header: SlotHeader) -> Manifest:
     if digest_of(body) != header.digest:
         raise SnapshotError(f"the manifest of snapshot {version} is damaged: its digest is not the one in the header")
     try:
-        manifest = from_plain(Manifest, json.loads(body))
-    except (ValueError, ProtocolError) as error:
+        manifest = from_plain(Manifest, parse(body))
+    except ProtocolError as error:
         raise SnapshotError(f"the manifest of snapshot {version} is not of format {FORMAT}") from error
     for offset, nbytes in manifest.ranges():
         if offset < HEADER_BYTES or nbytes < 0 or offset + nbytes > header.manifest_offset:

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from deadpool_run.coordinator.address import POINTER_NAME, SOCKET_NAME, control_address
 from deadpool_run.errors import DeadpoolError, NoSuchRunError, ProtocolError
-from deadpool_run.wire.typed import read_object
+from deadpool_run.wire.typed import parse, read_object
 
 ANSWER_S = 5.0
 """Timeout of an answer. A live agent answers in milliseconds."""
@@ -72,8 +72,8 @@ class ControlClient:
         if not line.endswith(b"\n"):
             raise NoSuchRunError(f"{self.run_dir}: the run has ended\nrun `deadpool-run status` for another live run")
         try:
-            answer = json.loads(line)
-        except ValueError as error:
+            answer = parse(line)
+        except ProtocolError as error:
             raise ProtocolError(f"{self.run_dir}: bad answer {line[:80]!r}") from error
         if not isinstance(answer, dict):
             raise ProtocolError(f"{self.run_dir}: bad answer {line[:80]!r}")

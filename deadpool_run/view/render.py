@@ -12,9 +12,10 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from deadpool_run.text import printable
 from deadpool_run.view import nodes
 from deadpool_run.view.health import JobHealth, Status, health, without_memory
-from deadpool_run.view.text import printable, shown, table
+from deadpool_run.view.text import shown, table
 
 PLAIN_WIDTH = 200
 """Width without a terminal: no line wraps in a log."""

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
+from deadpool_run.text import printable
+
 
 def table(columns: Sequence[str], left: set[str]) -> Table:
     """Return an empty table; columns in `left` are aligned left, others right."""
@@ -16,8 +18,3 @@ def table(columns: Sequence[str], left: set[str]) -> Table:
 def shown(value: object) -> str:
     """Return a value, or `-` for None."""
     return "-" if value is None else printable(value)
-
-
-def printable(value: object) -> str:
-    """Return the text without control characters, because reasons may quote a script."""
-    return "".join(character if character.isprintable() else " " for character in str(value))

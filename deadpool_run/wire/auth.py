@@ -2,22 +2,31 @@
 
     caller                                    listener
     Hello(version, role, nonce)        ->
-                                       <-     Challenge(nonce, proof)
-    Proof(proof)                       ->
-                                       <-     Welcome()          (or GreetingRefused(reason) instead of any answer)
+                                       <-     Challenge(nonce)
+    Proof(called, run_id, node, proof) ->
+                                       <-     Welcome(proof)     (or GreetingRefused(reason) instead of any answer)
 
-A proof is HMAC-SHA256 (RFC 2104) under the token over the side that proves, the role and both nonces. So a proof is of no use
-to the other side, for another role, or in another conversation.
+The caller proves first: a stranger learns nothing from a listener except its version. A proof is keyed BLAKE3 under a key that
+is derived from the token. It covers the side that proves, the role, the address that was called, the caller's run and node,
+and both nonces. So a proof is of no use to the other side, for another role, in another run, in another conversation, or
+if someone passes it on to an agent at another address.
+
+Both sides then derive the keys of the connection's two directions from the same values: see `wire.seal`.
 """
 
 import hmac
 import secrets
+from dataclasses import dataclass, field
 from enum import StrEnum
 
-from deadpool_run.structs import Tagged
-from deadpool_run.wire.frames import MessageFormat
+from blake3 import blake3
 
-VERSION = 4
+from deadpool_run.structs import Tagged
+from deadpool_run.wire import typed
+from deadpool_run.wire.frames import MessageFormat
+from deadpool_run.wire.seal import KEY_BYTES, Seal
+
+VERSION = 5
 """Version of all messages between agents. Agents of different versions refuse each other."""
 MAX_BYTES = 4096
 """Limit of a frame until the peer has proved itself."""
@@ -35,8 +44,18 @@ class ConnectionRole(StrEnum):
     """Between two agents: the election of a leader."""
 
 
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """What an agent proves to others, and how it calls itself."""
+
+    token: bytes = field(repr=False)
+    node: str = ""
+    run_id: str = ""
+    """Empty while the agent is in no run. Then it does not matter in which run the other one is."""
+
+
 class Hello(Tagged):
-    """Opens the greeting, from the caller."""
+    """Opens the greeting, from the caller. It has the same fields in every version, so that the versions can be compared."""
 
     version: int
     role: ConnectionRole
@@ -44,20 +63,25 @@ class Hello(Tagged):
 
 
 class Challenge(Tagged):
-    """The listener's proof, and the nonce for the caller's."""
+    """The listener's nonce, for both proofs."""
 
     nonce: str
-    proof: str
 
 
 class Proof(Tagged):
-    """The caller's proof."""
+    """The caller's proof, and what it covers besides the nonces."""
 
+    called: str
+    """The address and port that the caller dialled."""
+    run_id: str
+    node: str
     proof: str
 
 
 class Welcome(Tagged):
-    """Ends the greeting: messages of the role follow."""
+    """The listener's proof, which ends the greeting: messages of the role follow."""
+
+    proof: str
 
 
 class GreetingRefused(Tagged):
@@ -77,37 +101,76 @@ class GreetingRefusedError(Exception):
     """The peer is not an agent of this job, or says that this one is not. The text is the reason."""
 
 
+class _Side(StrEnum):
+    CALLER = "caller"
+    LISTENER = "listener"
+
+
+@dataclass(frozen=True, slots=True)
+class _Conversation:
+    """What the proofs and the keys of one connection are made from."""
+
+    key: bytes
+    role: ConnectionRole
+    caller_nonce: str
+    listener_nonce: str
+    called: str
+    run_id: str
+    node: str
+
+    def proof(self, side: _Side) -> str:
+        return self._digest("proof", side).hex()
+
+    def seal(self, sender: _Side) -> Seal:
+        return Seal(self._digest("frames", sender))
+
+    def _digest(self, purpose: str, side: _Side) -> bytes:
+        ends = (self.role, self.caller_nonce, self.listener_nonce, self.called, self.run_id, self.node)
+        return blake3(typed.to_json((purpose, side, *ends)), key=self.key).digest(KEY_BYTES)
+
+
 class Caller:
     """The side that connects. Send `hello`, then each result of `answer` until it is None: then both sides are proved."""
 
-    def __init__(self, token: bytes, role: ConnectionRole) -> None:
-        self._token = token
-        self._is_sure = False
+    def __init__(self, credentials: Credentials, role: ConnectionRole, called: str) -> None:
+        """Prepare to greet the listener at `called`, an address and a port."""
+        self._credentials, self._called = credentials, called
+        self._conversation: _Conversation | None = None
         self.hello = Hello(VERSION, role, secrets.token_hex(_NONCE_BYTES))
 
     def answer(self, received: Greeting) -> Greeting | None:
         """Return what to send next, None at the end. Raises `GreetingRefusedError`."""
         match received:
-            case Challenge(nonce, proof):
-                if not _equal(proof, _proof(self._token, "listener", self.hello.role, self.hello.nonce, nonce)):
+            case Challenge(nonce) if self._conversation is None:
+                mine = self._credentials
+                self._conversation = _Conversation(
+                    _key(mine.token), self.hello.role, self.hello.nonce, nonce, self._called, mine.run_id, mine.node
+                )
+                return Proof(self._called, mine.run_id, mine.node, self._conversation.proof(_Side.CALLER))
+            case Welcome(proof) if self._conversation is not None:
+                if not _equal(proof, self._conversation.proof(_Side.LISTENER)):
                     raise GreetingRefusedError(WRONG_TOKEN)
-                self._is_sure = True
-                return Proof(_proof(self._token, "caller", self.hello.role, self.hello.nonce, nonce))
-            case Welcome() if self._is_sure:
                 return None
             case GreetingRefused(reason):
                 raise GreetingRefusedError(reason)
             case _:
                 raise GreetingRefusedError(f"it answered with an unexpected {type(received).__name__}")
 
+    def seals(self) -> tuple[Seal, Seal]:
+        """Return the seals to send and to receive with, once, at the end of the greeting."""
+        assert self._conversation is not None
+        return self._conversation.seal(_Side.CALLER), self._conversation.seal(_Side.LISTENER)
+
 
 class Listener:
     """The side that accepts. `role` is known after the caller's `Hello`, and proved once `answer` returns `Welcome`."""
 
-    def __init__(self, token: bytes) -> None:
-        self._token = token
+    def __init__(self, credentials: Credentials, called: str) -> None:
+        """Prepare to greet a caller that has reached `called`, an address and a port of this agent."""
+        self._credentials, self._called = credentials, called
         self._hello: Hello | None = None
         self._nonce = secrets.token_hex(_NONCE_BYTES)
+        self._conversation: _Conversation | None = None
 
     @property
     def role(self) -> ConnectionRole:
@@ -118,30 +181,51 @@ class Listener:
     def answer(self, received: Greeting) -> Greeting:
         """Return what to send next. `Welcome` and `GreetingRefused` are the last."""
         match received:
-            case Hello(version, role, nonce) if self._hello is None:
+            case Hello(version) if self._hello is None:
                 if version != VERSION:
                     return GreetingRefused(
                         f"the caller has version {version} of the agents' protocol and the listener version {VERSION}: "
                         "install the same deadpool-run on all machines"
                     )
                 self._hello = received
-                return Challenge(self._nonce, _proof(self._token, "listener", role, nonce, self._nonce))
-            case Proof(proof) if self._hello is not None:
-                own = _proof(self._token, "caller", self._hello.role, self._hello.nonce, self._nonce)
-                return Welcome() if _equal(proof, own) else GreetingRefused(WRONG_TOKEN)
+                return Challenge(self._nonce)
+            case Proof() if self._hello is not None and self._conversation is None:
+                return self._judge(self._hello, received)
             case _:
                 return GreetingRefused(f"the caller sent an unexpected {type(received).__name__}")
 
+    def seals(self) -> tuple[Seal, Seal]:
+        """Return the seals to send and to receive with, once, after `Welcome`."""
+        assert self._conversation is not None
+        return self._conversation.seal(_Side.LISTENER), self._conversation.seal(_Side.CALLER)
 
-def _proof(token: bytes, side: str, role: ConnectionRole, caller_nonce: str, listener_nonce: str) -> str:
-    text = "\n".join((f"deadpool-run agents {VERSION}", side, role, caller_nonce, listener_nonce))
-    return hmac.new(token, _bytes(text), "sha256").hexdigest()
+    def _judge(self, hello: Hello, claim: Proof) -> Greeting:
+        mine = self._credentials
+        self._conversation = _Conversation(
+            _key(mine.token), hello.role, hello.nonce, self._nonce, claim.called, claim.run_id, claim.node
+        )
+        if not _equal(claim.proof, self._conversation.proof(_Side.CALLER)):
+            return GreetingRefused(WRONG_TOKEN)
+        if claim.called != self._called:
+            return GreetingRefused(
+                f"the caller dialled {_short(claim.called)} and reached {self._called}: something between them translates "
+                "addresses, or passes connections on"
+            )
+        if claim.run_id and mine.run_id and claim.run_id != mine.run_id:
+            return GreetingRefused(
+                f"the caller is in run {_short(claim.run_id)}, and the listener in run {mine.run_id}"
+            )
+        return Welcome(self._conversation.proof(_Side.LISTENER))
+
+
+def _key(token: bytes) -> bytes:
+    return blake3(token, derive_key_context=f"deadpool-run agents {VERSION}: greeting").digest()
 
 
 def _equal(claimed: str, proof: str) -> bool:
-    return hmac.compare_digest(_bytes(claimed), _bytes(proof))
+    # A stranger may send lone surrogates, which UTF-8 does not have.
+    return hmac.compare_digest(claimed.encode("utf-8", "surrogatepass"), proof.encode())
 
 
-def _bytes(text: str) -> bytes:
-    """Return the text as bytes. A stranger may send lone surrogates, which UTF-8 does not have."""
-    return text.encode("utf-8", "surrogatepass")
+def _short(name: str) -> str:
+    return repr(name[:200])

@@ -1,4 +1,7 @@
-"""Frames of a byte stream: a 4-byte big-endian length, then the body, such as a message as JSON. No sockets here."""
+"""Frames of a byte stream: a 4-byte big-endian length, then the body, such as a message as JSON. No sockets here.
+
+Between agents, a tag follows after the body (`wire.seal`). The length does not count it.
+"""
 
 import struct
 from collections.abc import Callable, Iterator
@@ -6,6 +9,7 @@ from typing import Any, Generic, TypeVar
 
 from deadpool_run.errors import ProtocolError
 from deadpool_run.wire import typed
+from deadpool_run.wire.seal import TAG_BYTES, Seal
 
 T = TypeVar("T")
 _LENGTH = struct.Struct(">I")
@@ -19,11 +23,16 @@ def pack(body: bytes, limit: int) -> bytes:
 
 
 class Frames(Generic[T]):
-    """Cuts a byte stream into bodies of up to `limit` bytes, and decodes them. Holds one frame and one read at most."""
+    """Cuts a byte stream into bodies of up to `limit` bytes, and decodes them. Holds one frame and one read at most.
 
-    def __init__(self, limit: int, decode: Callable[[bytes], T]) -> None:
+    With a seal, no frame is decoded whose tag is wrong.
+    """
+
+    def __init__(self, limit: int, decode: Callable[[bytes], T], seal: Seal | None = None) -> None:
         self._limit = limit
         self._decode = decode
+        self._seal = seal
+        self._tag_bytes = 0 if seal is None else TAG_BYTES
         self._bytes = bytearray()
 
     @property
@@ -32,7 +41,7 @@ class Frames(Generic[T]):
         if len(self._bytes) < _LENGTH.size:
             return _LENGTH.size - len(self._bytes)
         (length,) = _LENGTH.unpack_from(self._bytes)
-        return int(_LENGTH.size + length - len(self._bytes))
+        return int(_LENGTH.size + length + self._tag_bytes - len(self._bytes))
 
     def feed(self, data: bytes) -> Iterator[T]:
         """Yield every message that is complete with `data`. Raises `ProtocolError`."""
@@ -42,11 +51,13 @@ class Frames(Generic[T]):
             if length > self._limit:
                 raise ProtocolError(f"a frame of {length} bytes is over the limit of {self._limit}")
             end = _LENGTH.size + length
-            if len(self._bytes) < end:
+            if len(self._bytes) < end + self._tag_bytes:
                 return
-            body = bytes(self._bytes[_LENGTH.size : end])
-            del self._bytes[:end]
-            yield self._decode(body)
+            frame, tag = bytes(self._bytes[:end]), bytes(self._bytes[end : end + self._tag_bytes])
+            del self._bytes[: end + self._tag_bytes]
+            if self._seal is not None:
+                self._seal.check(frame, tag)
+            yield self._decode(frame[_LENGTH.size :])
 
 
 class MessageFormat(Generic[T]):
@@ -65,6 +76,6 @@ class MessageFormat(Generic[T]):
         """Return the message of one frame's body. Raises `ProtocolError`."""
         return self._decoder.decode(body)
 
-    def frames(self) -> Frames[T]:
+    def frames(self, seal: Seal | None = None) -> Frames[T]:
         """Return a new cutter of a stream of these messages."""
-        return Frames(self._limit, self.decode)
+        return Frames(self._limit, self.decode, seal)

@@ -42,11 +42,19 @@ def from_plain(kind: type[T], parts: Any) -> T:
         raise ProtocolError(f"not a {kind.__name__}: {error}") from error
 
 
+def parse(text: bytes | str) -> Any:
+    """Return what a JSON text from anywhere says, as dicts, lists, text and numbers. Raises `ProtocolError`."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:  # the latter: thousands of brackets
+        raise ProtocolError(f"not JSON: {error}") from error
+
+
 def read_object(path: Path) -> dict[str, Any]:
     """Return the JSON object in a file; empty if it cannot be read, as another user's, or one that is incomplete."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        found = parse(path.read_bytes())
+    except (OSError, ProtocolError):
         return {}
     return found if isinstance(found, dict) else {}
 
@@ -71,8 +79,8 @@ class Decoder(Generic[T]):
         """Decode text with lone surrogates, which msgspec refuses; raise `ProtocolError` for any other."""
         if rb"\ud" in text.lower():
             try:
-                return msgspec.convert(json.loads(text), self._kind, str_keys=True)  # type: ignore[no-any-return]
-            except (ValueError, RecursionError) as second:
+                return msgspec.convert(parse(text), self._kind, str_keys=True)  # type: ignore[no-any-return]
+            except (ValueError, RecursionError, ProtocolError) as second:
                 error = second
         raise ProtocolError(f"not {self._name}: {_class_named_in(text)}: {error}") from error
 

@@ -27,7 +27,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from common import header, result, table
-from scale_agent import TOKEN
+from scale_agent import CREDENTIALS
 
 from deadpool_run.coordinator import handshake
 from deadpool_run.core.leadership.electorate import AgentEnded
@@ -99,8 +99,8 @@ def measure(nodes: int, ranks_per_node: int, losses: list[int]) -> dict[str, Any
         note(f"{nodes} nodes: voter lost")
         before = successor.ask("followed", leader.ask("protected")["entries"])["cpu_s"]
         leader.process.kill()
-        with handshake.dial("127.0.0.1", successor_port, ConnectionRole.VOTE, TOKEN) as sock:
-            sock.sendall(peers.encode(AgentEnded(NodeId("leader"))))
+        with handshake.dial("127.0.0.1", successor_port, ConnectionRole.VOTE, CREDENTIALS) as connection:
+            connection.send(peers.encode(AgentEnded(NodeId("leader"))))
             found["leader"] = successor.ask("led", before)
         note(f"{nodes} nodes: leader lost")
         return found | {"memory_mib": memory_mib(successor.process.pid)}

@@ -19,7 +19,7 @@ from typing import Any
 
 from scale_workers import BenchWorkers
 
-from deadpool_run.agent.cluster import participation, rendezvous
+from deadpool_run.agent.cluster import participation, peer_server, rendezvous
 from deadpool_run.agent.cluster.capacity import raise_limits
 from deadpool_run.agent.cluster.follower import Follower
 from deadpool_run.agent.cluster.leader import Leader
@@ -39,9 +39,10 @@ from deadpool_run.core.settings import Settings
 from deadpool_run.core.transitions import JobPhase
 from deadpool_run.ids import NodeId
 from deadpool_run.wire import peers
-from deadpool_run.wire.auth import ConnectionRole
+from deadpool_run.wire.auth import ConnectionRole, Credentials
+from deadpool_run.wire.peer_connection import PeerConnection
 
-TOKEN = b"of the benchmark"
+CREDENTIALS = Credentials(b"of the benchmark")
 TIMEOUT_S = 600.0
 """`--node-timeout`: nothing happens by itself within a run, so that what is measured is what was asked for."""
 
@@ -53,6 +54,7 @@ PATIENCE_S = 300.0
 def be_patient() -> None:
     """Greet for as long."""
     handshake.receive = partial(handshake.receive, timeout_s=PATIENCE_S)
+    peer_server._UNDISTURBED_S = PATIENCE_S
 
 
 class MeasuredLeader(Leader):
@@ -124,7 +126,7 @@ def node_spec(folder: Path, name: str, options: argparse.Namespace) -> LaunchSpe
     ranks = nodes * ranks_per_node
     settings = Settings(world_size=ranks, nodes=nodes, spare_nodes=options.spare_nodes, node_timeout_s=TIMEOUT_S)
     endpoint = ("127.0.0.1", options.join or 1)
-    cluster = Cluster(endpoints=(endpoint,), token=TOKEN, node_name=name)
+    cluster = Cluster(endpoints=(endpoint,), token=CREDENTIALS.token, node_name=name)
     return LaunchSpec(
         settings=settings,
         target=Target(Mode.PATH, ("train.py",)),
@@ -145,7 +147,7 @@ class BenchAgent:
         assert spec.cluster is not None
         self._node = NodeId(spec.cluster.node_name)
         listener = socket.create_server(("127.0.0.1", 0))
-        self._server = PeerServer(listener, TOKEN, self._come)
+        self._server = PeerServer(listener, CREDENTIALS, self._come)
         forkserver = SimpleNamespace(
             environment={}, fork=lambda _: None, recall=lambda _: None, testify=lambda *_: None
         )
@@ -154,8 +156,8 @@ class BenchAgent:
         self._make = lambda node: Participation(spec, node, place, forkserver=forkserver, output=Logs(spec))
         self._member: Participation
 
-    def _come(self, role: ConnectionRole, sock: socket.socket) -> None:
-        self._member.accept(role, sock)
+    def _come(self, role: ConnectionRole, connection: PeerConnection) -> None:
+        self._member.accept(role, connection)
 
     @property
     def port(self) -> int:
@@ -175,8 +177,8 @@ class BenchAgent:
 
     async def join(self, port: int) -> None:
         """Follow the leader."""
-        sock = await asyncio.to_thread(rendezvous.dial, ConnectionRole.MEMBER, "127.0.0.1", port, TOKEN)
-        follower = Follower(sock, peers.Join(self._place, identity_of(self._spec)))
+        connection = await asyncio.to_thread(rendezvous.dial, ConnectionRole.MEMBER, "127.0.0.1", port, CREDENTIALS)
+        follower = Follower(connection, peers.Join(self._place, identity_of(self._spec)))
         joined, agents = await follower.admitted(asyncio.get_running_loop().create_future(), TIMEOUT_S)
         self._member = self._make(joined.node)
         await self._member.join(follower, agents)

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from scale_agent import PATIENCE_S, TOKEN, be_patient, node_spec
+from scale_agent import CREDENTIALS, PATIENCE_S, be_patient, node_spec
 from scale_workers import BenchWorkers
 
 from deadpool_run.agent.cluster.peer_server import PeerServer
@@ -25,6 +25,7 @@ from deadpool_run.ids import NodeId
 from deadpool_run.vault.status_page import WORDS
 from deadpool_run.wire import peers
 from deadpool_run.wire.auth import ConnectionRole
+from deadpool_run.wire.peer_connection import PeerConnection
 
 _DIALS = 64
 """At once."""
@@ -50,10 +51,10 @@ class CrowdNode:
         """Come to the leader."""
         await self._connect("127.0.0.1", port, peers.Join(self._place, self._crowd.launch))
 
-    def come(self, role: ConnectionRole, sock: socket.socket) -> None:
+    def come(self, role: ConnectionRole, connection: PeerConnection) -> None:
         """Serve another agent."""
         assert role is ConnectionRole.VOTE, role
-        link = PeerLink(sock, lambda message: self._vote(link, message))
+        link = PeerLink(connection, lambda message: self._vote(link, message))
 
     def _vote(self, link: PeerLink, message: peers.Message) -> None:
         match message:
@@ -74,18 +75,18 @@ class CrowdNode:
 
     async def _relay(self, peer: peers.Peer, claim: peers.LeadershipClaim) -> None:
         async with self._crowd.dials:
-            sock = await handshake.connect(peer.address, peer.port, ConnectionRole.VOTE, TOKEN, PATIENCE_S)
-        link = PeerLink(sock, lambda _: None)
+            connection = await handshake.connect(peer.address, peer.port, ConnectionRole.VOTE, CREDENTIALS, PATIENCE_S)
+        link = PeerLink(connection, lambda _: None)
         link.send(claim)
         link.close_when_flushed()
 
     async def _connect(self, address: str, port: int, first: peers.Join | peers.Rejoin) -> None:
         async with self._crowd.dials:
-            sock = await handshake.connect(address, port, ConnectionRole.MEMBER, TOKEN, PATIENCE_S)
+            connection = await handshake.connect(address, port, ConnectionRole.MEMBER, CREDENTIALS, PATIENCE_S)
         if self._link is not None:
             self._link.close()
         self._received = 0
-        self._link = PeerLink(sock, self._hear)
+        self._link = PeerLink(connection, self._hear)
         self._link.send(first)
 
     def _hear(self, message: peers.Message) -> None:
@@ -117,7 +118,7 @@ class Crowd:
         self.launch = identity_of(node_spec(Path(), "node", options))
         self.dials = asyncio.Semaphore(_DIALS)
         listener = socket.create_server(("0.0.0.0", 0))
-        self._server = PeerServer(listener, TOKEN, self._come)
+        self._server = PeerServer(listener, CREDENTIALS, self._come)
         self.port = self._server.port
         self._tasks: set[asyncio.Task[Any]] = set()
         self._nodes = {address_of(number): CrowdNode(self, number) for number in range(*options.numbers)}
@@ -132,8 +133,8 @@ class Crowd:
         """Have every node come."""
         await asyncio.gather(*(node.join(port) for node in self._nodes.values()))
 
-    def _come(self, role: ConnectionRole, sock: socket.socket) -> None:
-        self._nodes[sock.getsockname()[0]].come(role, sock)
+    def _come(self, role: ConnectionRole, connection: PeerConnection) -> None:
+        self._nodes[connection.sock.getsockname()[0]].come(role, connection)
 
 
 async def serve(options: argparse.Namespace) -> None:

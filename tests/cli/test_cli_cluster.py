@@ -1,13 +1,16 @@
 """Several machines on the command line: what is understood, what is refused, and the secret that they share."""
 
+import os
 import stat
 import threading
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 from deadpool_run.agent.authority.parse import AGENTS
 from deadpool_run.cli.cluster.nodes import Shape, cluster, host_of, shape
+from deadpool_run.cli.options import machine
 from deadpool_run.cli.options.machine import existing_token, find_token, read_token
 from deadpool_run.cli.options.resolve import resolve
 from deadpool_run.errors import UsageError
@@ -198,16 +201,23 @@ def state(tmp_path):
     return {"XDG_STATE_HOME": str(tmp_path / "state"), "HOME": str(tmp_path)}
 
 
+def token_file(tmp_path, content, mode=0o600):
+    path = tmp_path / "file"
+    path.write_bytes(content)
+    path.chmod(mode)
+    return path
+
+
 def test_a_file_goes_before_the_environment_and_that_before_the_users_own(tmp_path):
-    (tmp_path / "file").write_bytes(b" of the file\n")
+    token_file(tmp_path, b" the secret of the file\n")
     environment = {**state(tmp_path), "DEADPOOL_TOKEN": "of the environment"}
-    assert find_token(str(tmp_path / "file"), environment) == b"of the file"
+    assert find_token(str(tmp_path / "file"), environment) == b"the secret of the file"
     assert find_token("", environment) == b"of the environment"
     assert not (tmp_path / "state").exists()
     own = find_token("", state(tmp_path))
     assert len(own) >= 32
     assert find_token("", state(tmp_path)) == own
-    assert existing_token(str(tmp_path / "file")) == b"of the file"
+    assert existing_token(str(tmp_path / "file")) == b"the secret of the file"
     assert existing_token("") == b""
 
 
@@ -236,14 +246,70 @@ def test_all_who_make_it_at_once_have_the_same(tmp_path):
 
 
 def test_a_token_that_is_none_is_refused_with_advice(tmp_path):
-    (tmp_path / "empty").write_bytes(b"\n")
     (tmp_path / "state").write_text("a file where a directory should be")
     with pytest.raises(UsageError, match="No such file") as caught:
         read_token(tmp_path / "nowhere")
     assert "--token-file" in str(caught.value).splitlines()[-1]
-    with pytest.raises(UsageError, match="is empty"):
-        read_token(tmp_path / "empty")
     with pytest.raises(UsageError, match="DEADPOOL_TOKEN"):
         find_token("", state(tmp_path))
     with pytest.raises(UsageError, match="nowhere"):
         existing_token(str(Path(tmp_path / "nowhere")))
+
+
+@pytest.mark.parametrize("content", [b"", b"\n", b"secret", b" 15 bytes of it.\n"])
+def test_a_token_that_can_be_guessed_is_refused_with_what_to_write(tmp_path, content):
+    path = token_file(tmp_path, content)
+    with pytest.raises(UsageError, match=rf"has {len(content.strip())} bytes: at least 16") as caught:
+        read_token(path)
+    assert f"openssl rand -hex 32 > {path}" in str(caught.value).splitlines()[-1]
+    if content.strip():
+        with pytest.raises(UsageError, match=r"DEADPOOL_TOKEN has \d+ bytes: at least 16") as caught:
+            find_token("", state(tmp_path) | {"DEADPOOL_TOKEN": content.decode().strip()})
+        assert "export DEADPOOL_TOKEN=$(openssl rand -hex 32)" in str(caught.value)
+
+
+def test_a_token_of_sixteen_bytes_is_enough(tmp_path):
+    assert read_token(token_file(tmp_path, b"0123456789abcdef\n")) == b"0123456789abcdef"
+    assert find_token("", {"DEADPOOL_TOKEN": "0123456789abcdef"}) == b"0123456789abcdef"
+
+
+def test_a_file_without_an_end_is_not_read_to_it():
+    with pytest.raises(UsageError, match="larger than 4096 bytes"):
+        read_token(Path("/dev/zero"))
+
+
+SECRET = b"0123456789abcdef"
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o602, 0o644, 0o666])
+def test_a_file_that_others_can_read_or_change_is_refused(tmp_path, mode):
+    path = token_file(tmp_path, SECRET, mode)
+    with pytest.raises(UsageError, match=f"mode {mode:04o}") as caught:
+        read_token(path)
+    assert str(caught.value).splitlines()[-1] == f"run: chmod 600 {path}"
+
+
+@pytest.mark.parametrize("mode", [0o400, 0o600, 0o700])
+def test_a_file_that_is_the_users_alone_is_read(tmp_path, mode):
+    assert read_token(token_file(tmp_path, SECRET, mode)) == SECRET
+
+
+as_root = pytest.mark.skipif(os.getuid() != 0, reason="gives files to other users")
+
+
+@as_root
+def test_a_file_of_another_user_is_refused(tmp_path):
+    path = token_file(tmp_path, SECRET)
+    os.chown(path, 12345, -1)
+    with pytest.raises(UsageError, match="owned by user 12345"):
+        read_token(path)
+
+
+@as_root
+@pytest.mark.parametrize(("mode", "ok"), [(0o640, True), (0o440, True), (0o644, False), (0o660, False)])
+def test_a_file_of_root_may_be_read_by_the_group_that_root_gave_it(tmp_path, mode, ok):
+    """As the files of a Kubernetes secret are, with `fsGroup` and `defaultMode: 0440`."""
+    path = token_file(tmp_path, SECRET, mode)
+    os.chown(path, 0, 12345)
+    with nullcontext() if ok else pytest.raises(UsageError, match=f"mode {mode:04o}"):
+        machine.check_private(path.stat(), path, 12345)

@@ -2,10 +2,10 @@
 
 import asyncio
 import inspect
-import socket
 
 import pytest
 from kit.ends import BOUND_S, Changes, NodeEnd, within_bound
+from kit.sealed import sealed_pair
 
 from deadpool_run.coordinator.connections import Connections
 from deadpool_run.core import events as ev
@@ -69,7 +69,7 @@ class House:
         self.ends = []
 
     def connect(self):
-        ours, theirs = socket.socketpair()
+        ours, theirs = sealed_pair()
         self.connections.accept(ours)
         self.ends.append(NodeEnd(theirs))
         return self.ends[-1]
@@ -390,10 +390,10 @@ async def test_after_the_end_nobody_is_taken_in(house):
 
 @in_house
 async def test_the_end_does_not_wait_long_for_one_that_does_not_read(house):
-    ours, deaf = socket.socketpair()
+    ours, deaf = sealed_pair()
     with deaf:
         house.connections.accept(ours)
-        deaf.sendall(peers.encode(peers.Join(ev.Place("deaf"), {})))
+        deaf.send(peers.encode(peers.Join(ev.Place("deaf"), {})))
         await house.owner.until(lambda: house.owner.events)
         other, _ = await house.join("n")
         house.connections.send("deaf", peers.Evict("x" * (4 << 20)))
@@ -427,3 +427,17 @@ async def test_a_node_whose_connection_broke_learns_the_end_when_it_connects_aga
         assert not ending.done(), "that was not the node that is waited for"
         last.send(peers.ResumeLink(name, 1, 2))
     await ending
+
+
+@in_house
+async def test_a_frame_that_was_tampered_with_ends_the_connection_and_not_the_node(house, caplog):
+    """Otherwise whoever can change one byte on its way could have a node declared lost: it connects again."""
+    end, node = await house.join()
+    end.link._sending._key = bytes(32)
+    end.send(peers.Fact(ev.TimeAdvanced()))
+    assert await house.gone() == node
+    assert "altered, lost, repeated or moved" in caplog.text
+    assert house.owner.events == [ev.NodeJoined(node, ev.Place("n"))]
+    again = house.connect()
+    again.send(peers.ResumeLink(node, 1, 2))
+    assert await again.hears(1) == [peers.LinkResumed(0)]

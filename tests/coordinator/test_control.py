@@ -76,9 +76,11 @@ def test_status(job, connect):
 @pytest.mark.parametrize(
     ("request_", "part"),
     [
-        (b"{", "not JSON"),
+        (b"{", "a request: a JSON object"),
+        (b"[" * 60000, "a request: a JSON object"),
+        (b'{"do":"status","a":' + b"[" * 60000, "a request: a JSON object"),
         (b"[1]", "a JSON object"),
-        (b"\xff", "not JSON"),
+        (b"\xff", "a request: a JSON object"),
         ({"do": "dance"}, "unknown request"),
         ({}, "unknown request"),
         ({"do": "kill-rank"}, "unknown request"),

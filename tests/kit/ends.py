@@ -5,6 +5,7 @@ import socket
 
 from deadpool_run.coordinator.link import PeerLink
 from deadpool_run.wire import peers
+from kit.sealed import sealed_pair
 
 LOOPBACK = "127.0.0.1"
 BOUND_S = 10.0
@@ -35,10 +36,10 @@ class Changes:
 class End(Changes):
     """A link that keeps what it hears, and why it ended."""
 
-    def __init__(self, sock):
+    def __init__(self, connection):
         super().__init__()
         self.heard, self.lost = [], []
-        self.link = PeerLink(sock, self._hear, self._lose)
+        self.link = PeerLink(connection, self._hear, self._lose)
 
     def _hear(self, message):
         self.heard.append(message)
@@ -78,7 +79,7 @@ class NodeEnd(End):
 
 def pair():
     """Two ends of one connection."""
-    one, other = socket.socketpair()
+    one, other = sealed_pair()
     return End(one), End(other)
 
 

@@ -9,8 +9,9 @@ import struct
 import threading
 
 import pytest
-from kit.ends import BOUND_S, Changes, within_bound
+from kit.ends import BOUND_S, Changes, tcp_pair, within_bound
 from kit.processes import descriptors
+from kit.sealed import sealed
 
 from deadpool_run.agent.cluster import peer_server
 from deadpool_run.agent.cluster.peer_server import PeerServer
@@ -20,11 +21,14 @@ from deadpool_run.wire.auth import (
     WRONG_TOKEN,
     Challenge,
     ConnectionRole,
+    Credentials,
     GreetingRefused,
     GreetingRefusedError,
     Hello,
     Proof,
 )
+from deadpool_run.wire.frames import pack
+from deadpool_run.wire.seal import TAG_BYTES
 
 TOKEN = b"of the job"
 LOOPBACK = "127.0.0.1"
@@ -38,16 +42,16 @@ class Door(Changes):
         self.came = []
         listener = socket.socket()
         listener.bind((LOOPBACK, 0))
-        self.server = PeerServer(listener, TOKEN, self._come)
+        self.server = PeerServer(listener, Credentials(TOKEN, "here", "run"), self._come)
         self.port = self.server.port
 
-    def _come(self, role, sock):
-        self.came.append((role, sock))
+    def _come(self, role, connection):
+        self.came.append((role, connection))
         self.tell()
 
-    async def dial(self, role=ConnectionRole.MEMBER, token=TOKEN):
+    async def dial(self, role=ConnectionRole.MEMBER, token=TOKEN, run_id=""):
         """Come as an agent does."""
-        return await handshake.connect(LOOPBACK, self.port, role, token, BOUND_S)
+        return await handshake.connect(LOOPBACK, self.port, role, Credentials(token, "there", run_id), BOUND_S)
 
     def connect(self):
         """Come and say nothing."""
@@ -57,8 +61,8 @@ class Door(Changes):
 
     def close(self):
         self.server.close()
-        for _, sock in self.came:
-            sock.close()
+        for _, connection in self.came:
+            connection.close()
 
 
 def run(main):
@@ -94,9 +98,11 @@ def test_who_has_the_token_is_let_in_for_what_it_wants(role):
             await door.until(lambda: door.came)
             ((wanted, theirs),) = door.came
             assert wanted is role
-            theirs.setblocking(True)
-            mine.sendall(b"the first byte after the greeting")
-            assert theirs.recv(100) == b"the first byte after the greeting"
+            assert theirs.sock.getblocking()
+            mine.send(b"the first byte after the greeting")
+            said = theirs.sock.recv(100)
+            theirs.receiving.check(said[:-TAG_BYTES], said[-TAG_BYTES:])
+            assert said[:-TAG_BYTES] == b"the first byte after the greeting"
 
     run(main)
 
@@ -115,7 +121,9 @@ def test_who_has_another_token_is_told_so_and_not_let_in():
 def test_a_stranger_hears_a_challenge_and_a_refusal_and_no_more():
     async def main(door):
         with door.connect() as sock:
-            sock.sendall(auth.encode(Hello(auth.VERSION, ConnectionRole.VAULT, "00")) + auth.encode(Proof("00")))
+            sock.sendall(
+                auth.encode(Hello(auth.VERSION, ConnectionRole.VAULT, "00")) + auth.encode(Proof("", "", "", "00"))
+            )
             sock.sendall(b"give me everything")
             challenge, refused = await asyncio.to_thread(rest_of, sock)
         assert isinstance(challenge, Challenge)
@@ -211,7 +219,8 @@ def test_where_no_descriptor_is_free_one_waits_until_there_is():
 
 
 def _greet(sock):
-    caller = auth.Caller(TOKEN, ConnectionRole.MEMBER)
+    host, port = sock.getpeername()
+    caller = auth.Caller(Credentials(TOKEN), ConnectionRole.MEMBER, f"{host} port {port}")
     sock.sendall(auth.encode(caller.hello))
     while True:
         (length,) = struct.unpack(">I", sock.recv(4, socket.MSG_WAITALL))
@@ -222,9 +231,15 @@ def _greet(sock):
 
 
 def test_who_says_a_byte_now_and_then_is_not_waited_for_longer():
-    mine, theirs = socket.socketpair()
+    mine, theirs = tcp_pair()
     found = []
-    thread = threading.Thread(target=lambda: found.append(asyncio.run(handshake.receive(theirs, TOKEN, 0.5))))
+
+    def receive():
+        with pytest.raises(GreetingRefusedError) as refused:
+            asyncio.run(handshake.receive(theirs, Credentials(TOKEN), 0.5))
+        found.append(str(refused.value))
+
+    thread = threading.Thread(target=receive)
     thread.start()
     with mine, contextlib.suppress(ConnectionError):
         for byte in struct.pack(">I", 1000) + b" " * 30:
@@ -232,7 +247,8 @@ def test_who_says_a_byte_now_and_then_is_not_waited_for_longer():
             thread.join(0.1)
         pytest.fail("it was greeted for as long as it went on")
     thread.join(BOUND_S)
-    assert found == [None]
+    assert found == ["it did not end the greeting within 0.5 s"]
+    assert theirs.fileno() < 0
 
 
 def test_closing_cuts_the_greetings_under_way():
@@ -258,8 +274,8 @@ def test_closing_cuts_the_greetings_under_way():
 
 
 def test_one_that_is_let_in_after_the_end_is_hung_up_on(monkeypatch):
-    async def let_in(_sock, _token):
-        return ConnectionRole.MEMBER
+    async def let_in(sock, _credentials):
+        return ConnectionRole.MEMBER, sealed(sock)
 
     monkeypatch.setattr(handshake, "receive", let_in)
 
@@ -272,5 +288,121 @@ def test_one_that_is_let_in_after_the_end_is_hung_up_on(monkeypatch):
             door.server.close()
             assert await asyncio.to_thread(sock.recv, 1) == b""
             assert not door.came
+
+    run(main)
+
+
+# --- who is refused is counted ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def told(monkeypatch):
+    lines = []
+    monkeypatch.setattr(peer_server, "tell", lines.append)
+    return lines
+
+
+def test_an_agent_of_another_run_is_refused():
+    async def main(door):
+        with pytest.raises(GreetingRefusedError, match="run 'other'"):
+            await door.dial(run_id="other")
+        with await door.dial(run_id="run"):
+            await door.until(lambda: door.came)
+        assert len(door.came) == 1
+
+    run(main)
+
+
+def test_one_that_passes_connections_on_is_found_out(told):
+    """An agent has ended, and someone who has no token listens in its place: it passes all on to another agent."""
+
+    async def main(door):
+        async def relay(reader, writer):
+            there, back = await asyncio.open_connection(LOOPBACK, door.port)
+            await asyncio.gather(pump(reader, back), pump(there, writer))
+
+        async def pump(reader, writer):
+            with contextlib.suppress(ConnectionError):
+                while data := await reader.read(1 << 16):
+                    writer.write(data)
+            writer.close()
+
+        relaying = await asyncio.start_server(relay, LOOPBACK, 0)
+        port = relaying.sockets[0].getsockname()[1]
+        with pytest.raises(GreetingRefusedError, match=f"dialled '{LOOPBACK} port {port}' and reached"):
+            await handshake.connect(LOOPBACK, port, ConnectionRole.VAULT, Credentials(TOKEN), BOUND_S)
+        relaying.close()
+        assert not door.came
+
+    run(main)
+    assert len(told) == 1
+
+
+def test_a_crowd_of_refused_callers_is_counted_and_reported_in_one_line(told):
+    async def main(door):
+        for _ in range(30):
+            with pytest.raises(GreetingRefusedError):
+                await door.dial(token=b"another")
+        assert door.server.refusals.total == 30
+        assert len(told) == 1, "the others are reported when the interval is over"
+
+    run(main)
+    assert told == [
+        f"refused a connection from {LOOPBACK}: {WRONG_TOKEN}",
+        f"refused 29 connections, the last from {LOOPBACK}: {WRONG_TOKEN}",
+    ]
+
+
+def test_what_strangers_say_is_printed_without_control_characters(told):
+    async def main(door):
+        with door.connect() as sock:
+            sock.sendall(pack(b'{"type":"\x1b[31m\\u001b[2J"}', 100))
+            with contextlib.suppress(ConnectionError):
+                await asyncio.to_thread(rest_of, sock)
+        assert door.server.refusals.total == 1
+
+    run(main)
+    assert told[0].isprintable()
+
+
+def test_silent_callers_make_room_when_all_places_are_taken(told, monkeypatch):
+    """Not after the whole time that a greeting may take, and those first whose host takes the most places."""
+    monkeypatch.setattr(peer_server, "_MAX_GREETINGS", 8)
+    monkeypatch.setattr(peer_server, "_UNDISTURBED_S", 0.0)
+
+    async def main(door):
+        with contextlib.ExitStack() as silent:
+            socks = [silent.enter_context(door.connect()) for _ in range(8)]
+            with await door.dial():
+                await door.until(lambda: door.came)
+            assert await asyncio.to_thread(socks[0].recv, 1) == b"", "the oldest went"
+        assert door.server.refusals.total >= 1
+
+    run(main)
+    assert "others waited" in told[0]
+
+
+def test_whoever_takes_the_most_places_gives_one_up(monkeypatch, told):
+    monkeypatch.setattr(peer_server, "_MAX_GREETINGS", 4)
+    monkeypatch.setattr(peer_server, "_UNDISTURBED_S", 0.0)
+
+    async def main(door):
+        with contextlib.ExitStack() as silent:
+
+            def come(source):
+                sock = silent.enter_context(socket.socket())
+                sock.settimeout(BOUND_S)
+                sock.bind((source, 0))
+                sock.connect((LOOPBACK, door.port))
+                return sock
+
+            first = come("127.0.0.2")
+            crowd = [come("127.0.0.3") for _ in range(3)]
+            with await door.dial():
+                await door.until(lambda: door.came)
+            assert await asyncio.to_thread(crowd[0].recv, 1) == b""
+            first.setblocking(False)
+            with pytest.raises(BlockingIOError):
+                first.recv(1)
 
     run(main)

@@ -20,10 +20,11 @@ from deadpool_run.core.events import NodeResynced, Place, StopRequested
 from deadpool_run.core.leadership import election
 from deadpool_run.core.leadership.electorate import Configuration, ElectionRole
 from deadpool_run.wire import peers
-from deadpool_run.wire.auth import ConnectionRole
+from deadpool_run.wire.auth import ConnectionRole, Credentials
 from deadpool_run.wire.peers import Peer
 
 TOKEN = b"of the job"
+CREDENTIALS = Credentials(TOKEN, "me", "run")
 T = 60.0
 """Nobody is fenced while a test runs."""
 
@@ -52,7 +53,7 @@ class Mine(Participation):
         self._loop = asyncio.get_running_loop()
         self.over = self._loop.create_future()
         self.leader = None
-        self._token, self._place, self._here = TOKEN, Place("me"), ME
+        self._credentials, self._place, self._here = CREDENTIALS, Place("me"), ME
         self._follower, self._no_leader, self._preemption_notice, self._tasks = (
             None,
             NoLeader(),
@@ -65,7 +66,7 @@ class Mine(Participation):
         configurations = (Configuration(0, 1, "old", ("old", *addresses, "me")),)
         agent = election.follower("me", T, configurations, self._loop.time())
         self._leadership = Leadership(
-            agent, addresses.values(), self, Cluster(endpoints=(), token=TOKEN, node_name="me")
+            agent, addresses.values(), self, Cluster(endpoints=(), token=TOKEN, node_name="me"), CREDENTIALS
         )
 
     def hear_claim(self, agents):
@@ -84,12 +85,12 @@ class Other(Changes):
     def __init__(self, name, greet):
         super().__init__()
         self.name, self.greet, self.came = name, greet, []
-        self.server = PeerServer(listening(), TOKEN, self._come)
+        self.server = PeerServer(listening(), Credentials(TOKEN, name, "run"), self._come)
         self.peer = Peer(name, LOOPBACK, self.server.port)
 
-    def _come(self, role, sock):
+    def _come(self, role, connection):
         assert role is ConnectionRole.MEMBER
-        self.came.append((asyncio.get_running_loop().time(), End(sock)))
+        self.came.append((asyncio.get_running_loop().time(), End(connection)))
         self.greet(self.came[-1][1])
         self.tell()
 

@@ -15,7 +15,7 @@ from deadpool_run.agent.cluster.rendezvous import Found, Founder, Over, dial, fi
 from deadpool_run.agent.spec import Cluster
 from deadpool_run.core.settings import Settings
 from deadpool_run.errors import UsageError
-from deadpool_run.wire.auth import ConnectionRole
+from deadpool_run.wire.auth import ConnectionRole, Credentials
 
 LOOPBACK = "127.0.0.1"
 TOKEN = b"of the job"
@@ -48,16 +48,16 @@ class Led(Changes):
     def __init__(self, founder):
         super().__init__()
         self.came = []
-        self.server = PeerServer(founder.listener, TOKEN, self._come)
+        self.server = PeerServer(founder.listener, Credentials(TOKEN), self._come)
 
-    def _come(self, role, sock):
-        self.came.append((role, sock))
+    def _come(self, role, connection):
+        self.came.append((role, connection))
         self.tell()
 
     def close(self):
         self.server.close()
-        for _, sock in self.came:
-            sock.close()
+        for _, connection in self.came:
+            connection.close()
 
 
 def test_the_first_founds_the_job_and_the_others_find_it():
@@ -71,7 +71,7 @@ def test_the_first_founds_the_job_and_the_others_find_it():
             for may_found in (True, False):
                 found = await find(cluster(port), never(), may_found=may_found, settings=LONG)
                 assert isinstance(found, Found)
-                with found.sock, found.listener:
+                with found.connection, found.listener:
                     assert found.address == LOOPBACK
                     assert found.listener.getsockname()[0] == LOOPBACK
             await led.until(lambda: len(led.came) == 2)
@@ -96,8 +96,8 @@ def test_a_leader_that_another_agent_names_is_dialled_in_one_thread():
         with closing(Led(await find(cluster(port), never(), may_found=True, settings=LONG))), Threads() as threads:
             asyncio.get_running_loop().set_default_executor(threads)
             found = await redirect(cluster(port), LOOPBACK, port)
-            with found.sock, found.listener:
-                assert found.sock.getpeername() == (LOOPBACK, port)
+            with found.connection, found.listener:
+                assert found.connection.sock.getpeername() == (LOOPBACK, port)
             assert await redirect(cluster(port), LOOPBACK, free_port()) is None
             assert threads.calls == 2
 
@@ -116,7 +116,7 @@ def test_of_all_that_start_at_once_one_founds_it():
                 found = await each
                 if found is not founder:
                     assert isinstance(found, Found)
-                    found.sock.close()
+                    found.connection.close()
                     found.listener.close()
 
     within_bound(main())
@@ -132,7 +132,7 @@ def test_who_comes_before_the_first_waits_for_it():
             for each in (early, other):
                 found = await each
                 assert isinstance(found, Found)
-                found.sock.close()
+                found.connection.close()
                 found.listener.close()
 
     within_bound(main())
@@ -151,7 +151,7 @@ def test_who_is_hung_up_on_asks_again():
         with closing(Led(Founder(LOOPBACK, listener))):
             found = await early
             assert isinstance(found, Found)
-            found.sock.close()
+            found.connection.close()
             found.listener.close()
 
     within_bound(main())
@@ -167,7 +167,7 @@ def test_another_token_is_told_to_the_user_with_advice():
             assert f"{LOOPBACK}:{port} refused this node" in first
             assert "--token-file" in last
             with pytest.raises(ConnectionRefusedError) as refused:
-                await asyncio.to_thread(dial, ConnectionRole.VAULT, LOOPBACK, port, b"another")
+                await asyncio.to_thread(dial, ConnectionRole.VAULT, LOOPBACK, port, Credentials(b"another"))
             assert refused.value.errno == errno.ECONNREFUSED
             assert not led.came
 
@@ -178,7 +178,7 @@ def test_a_vault_is_reached_through_the_same_port():
     async def main():
         port = free_port()
         with closing(Led(await find(cluster(port), never(), may_found=True, settings=LONG))) as led:
-            with await asyncio.to_thread(dial, ConnectionRole.VAULT, LOOPBACK, port, TOKEN):
+            with await asyncio.to_thread(dial, ConnectionRole.VAULT, LOOPBACK, port, Credentials(TOKEN)):
                 await led.until(lambda: led.came)
             assert led.came[0][0] is ConnectionRole.VAULT
 

@@ -28,7 +28,7 @@ def look(folder, *, may_found=True, **waits):
 
 
 def let_go(found):
-    found.sock.close()
+    found.connection.close()
     found.listener.close()
 
 

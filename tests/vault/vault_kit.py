@@ -8,6 +8,8 @@ import socket
 import threading
 from collections.abc import Callable
 
+from kit.sealed import sealed
+
 from deadpool_run.ids import NodeId, Rank, Version
 from deadpool_run.vault import segments
 from deadpool_run.vault.segments import HEADER_BYTES, SegmentState, SlotHeader
@@ -172,7 +174,7 @@ class Node:
         self._tick()
 
     def _serve(self, sock):
-        self.replicator.serve(sock)
+        self.replicator.serve(sealed(sock))
         self._tick()
 
     def _tick(self):
@@ -203,7 +205,7 @@ class Node:
 
 
 def connect(address, port):
-    return socket.create_connection((address, port), timeout=LIMIT_S)
+    return sealed(socket.create_connection((address, port), timeout=LIMIT_S))
 
 
 @contextlib.asynccontextmanager
@@ -229,20 +231,21 @@ class FakeBuddy:
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.listener.settimeout(LIMIT_S)
         self.peer = Peer(NodeId(name), *self.listener.getsockname())
-        self.sock = None
+        self.connection = None
         self.meter = framing.Meter()
 
     def accept(self):
         self.hang_up()
-        self.sock, _ = self.listener.accept()
-        framing.prepare(self.sock)
+        sock, _ = self.listener.accept()
+        framing.prepare(sock)
+        self.connection = sealed(sock)
 
     def offered(self):
         """Return the next message, which must come."""
-        return headers.receive_request(self.sock, 1 << 20, idle=lambda: False)
+        return headers.receive_request(self.connection, 1 << 20, idle=lambda: False)
 
     def say(self, answer):
-        headers.send(self.sock, answer)
+        headers.send(self.connection, answer)
 
     def say_held(self, *held, transcript=None):
         self.say(HeldVersions(list(held), transcript))
@@ -254,7 +257,7 @@ class FakeBuddy:
 
     def receive(self, offer):
         with memoryview(bytearray(offer.nbytes)) as view:
-            return Incoming(view, digests_of(offer), [], self.meter).receive(self.sock, 0, 1)
+            return Incoming(view, digests_of(offer), [], self.meter).receive(self.connection, 0, 1)
 
     async def accepts(self, offer):
         """Have the offered snapshot sent, and say that it is held."""
@@ -262,9 +265,9 @@ class FakeBuddy:
         self.say_held((offer.version, offer.token))
 
     def hang_up(self):
-        if self.sock is not None:
-            self.sock.close()
-            self.sock = None
+        if self.connection is not None:
+            self.connection.close()
+            self.connection = None
 
     def close(self):
         self.hang_up()

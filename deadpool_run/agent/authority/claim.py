@@ -96,7 +96,7 @@ def from_json(text: str, kind: type[_Record]) -> _Record:
     """Return the record of this kind that a text holds. Raises ValueError for any other text."""
     try:
         return msgspec.json.decode(text, type=kind)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"not a record of deadpool-run: {error}") from error
 
 

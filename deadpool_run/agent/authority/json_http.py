@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
+from deadpool_run.errors import ProtocolError
+from deadpool_run.wire.typed import parse
+
 REQUEST_TIMEOUT_S = 2.0
 """For connecting, and for each part of the answer."""
 _MAX_BYTES = 1 << 20
@@ -44,8 +47,8 @@ class HttpServer:
         finally:
             connection.close()
         try:
-            answer = json.loads(text)
-        except ValueError:
+            answer = parse(text)
+        except ProtocolError:
             answer = None
         if not isinstance(answer, dict):
             answer = {"message": text[:_MAX_SHOWN].decode(errors="replace").strip()}

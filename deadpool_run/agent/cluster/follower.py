@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import math
 import random
-import socket
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -16,6 +15,7 @@ from deadpool_run.errors import ProtocolError
 from deadpool_run.ids import NodeId
 from deadpool_run.wire import peers
 from deadpool_run.wire.auth import GreetingRefusedError
+from deadpool_run.wire.peer_connection import PeerConnection
 
 _ANSWER_S = 4.0
 """Less than a viewer waits, so that the viewer gets a reason instead of a timeout."""
@@ -63,7 +63,7 @@ class Follower:
     """
 
     def __init__(
-        self, sock: socket.socket, first_word: peers.Join | peers.Rejoin, session: LinkSession | None = None
+        self, connection: PeerConnection, first_word: peers.Join | peers.Rejoin, session: LinkSession | None = None
     ) -> None:
         loop = asyncio.get_running_loop()
         self.asked_at = loop.time()
@@ -83,7 +83,7 @@ class Follower:
         self._heard = asyncio.Event()
         """Something came, or the connection ended."""
         self._task: asyncio.Task[None] | None = None
-        self._link = PeerLink(sock, self._handle, self._broken)
+        self._link = PeerLink(connection, self._handle, self._broken)
         self._link.send(first_word)
 
     async def admitted(
@@ -127,7 +127,7 @@ class Follower:
             on_lost()
 
     def keep_connected(
-        self, node: NodeId, term: int, dial: Callable[[], Awaitable[socket.socket]], silence_s: float
+        self, node: NodeId, term: int, dial: Callable[[], Awaitable[PeerConnection]], silence_s: float
     ) -> None:
         """Make a new connection whenever this one breaks, or is silent for `silence_s`, or up to half as long again.
 
@@ -139,7 +139,7 @@ class Follower:
         self._task = asyncio.get_running_loop().create_task(self._mend(node, term, dial, silence_s))
 
     async def _mend(
-        self, node: NodeId, term: int, dial: Callable[[], Awaitable[socket.socket]], silence_s: float
+        self, node: NodeId, term: int, dial: Callable[[], Awaitable[PeerConnection]], silence_s: float
     ) -> None:
         loop = asyncio.get_running_loop()
         pause_s, connected_at = _RETRY_S, self.asked_at

@@ -15,6 +15,7 @@ from deadpool_run.core.leadership import election, electorate, quorum
 from deadpool_run.core.leadership.electorate import Agent, Configuration, ElectionRole, Event, HeardFromAgent, Output
 from deadpool_run.ids import NodeId
 from deadpool_run.wire import peers
+from deadpool_run.wire.auth import Credentials
 from deadpool_run.wire.peers import Peer
 
 _CLAIMS = 256
@@ -58,6 +59,7 @@ class Leadership:
         known: Iterable[Peer],
         owner: LeadershipOwner,
         cluster: Cluster,
+        credentials: Credentials,
     ) -> None:
         """`known` are agents' addresses, this one's among them."""
         self.agent, self._authority_until = agent, _authority_until(agent)
@@ -72,7 +74,7 @@ class Leadership:
         self._answers_due: asyncio.Handle | None = None
         self._log: electorate.LogIndex | None = None
         self.vote_links = VoteLinks(
-            cluster.token,
+            credentials,
             agent.timeout_s,
             self._on_message,
             lambda node: self.handle(electorate.AgentRefused(node)),

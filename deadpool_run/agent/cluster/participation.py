@@ -4,7 +4,6 @@ The node and its workers stay when the leader changes: only what is above them i
 """
 
 import asyncio
-import socket
 from collections.abc import Awaitable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -36,6 +35,7 @@ from deadpool_run.ids import NodeId
 from deadpool_run.vault.transfer.replicator import Replicator
 from deadpool_run.wire import peers
 from deadpool_run.wire.auth import ConnectionRole, GreetingRefusedError
+from deadpool_run.wire.peer_connection import PeerConnection
 from deadpool_run.wire.peers import Peer
 
 _RETRY_S, _MAX_RETRY_S = 0.05, 0.8
@@ -62,7 +62,7 @@ class Participation:
         self._spec, self._place = spec, place
         self._forkserver = forkserver
         self._output = output
-        self._token, self._timeout_s = spec.cluster.token, spec.settings.node_timeout_s
+        self._credentials, self._timeout_s = spec.credentials(node), spec.settings.node_timeout_s
         self._cluster, self._here = spec.cluster, Peer(node, place.address, place.port)
         self._loop = asyncio.get_running_loop()
         self.over: asyncio.Future[tuple[int, str]] = self._loop.create_future()
@@ -74,7 +74,7 @@ class Participation:
         self._control = ControlServer(spec.run_dir, self._answer)
         self._preemption_notice = False
         self._replica = LogFollower(spec.settings)
-        self._callers: list[socket.socket] = []  # nodes that came before this one knew that it leads
+        self._callers: list[PeerConnection] = []  # nodes that came before this one knew that it leads
         self._tasks = Tasks(self._failed)
         self._leadership: Leadership
         self.advertisement = Advertisement(spec, self._here, self.fence)
@@ -82,9 +82,9 @@ class Participation:
         self._replicator = Replicator(
             self.node.vault,
             self._loop,
-            lambda address, port: rendezvous.dial(ConnectionRole.VAULT, address, port, self._token),
+            lambda address, port: rendezvous.dial(ConnectionRole.VAULT, address, port, self._credentials),
             self.node.replicated,
-            secret=self._token,
+            secret=spec.cluster.token,
             bandwidth=spec.cluster.bandwidth,
             streams=spec.cluster.streams or max(1, _STREAMS // spec.nproc_per_node),
         )
@@ -97,7 +97,7 @@ class Participation:
         here, now = self._here.node, self._loop.time()
         domain, claims = self._place.failure_domain, self._cluster.authority is not None
         agent = election.first_leader(here, self._timeout_s, now, domain, term, claims=claims)
-        self._leadership = Leadership(agent, [self._here], self, self._cluster)
+        self._leadership = Leadership(agent, [self._here], self, self._cluster, self._credentials)
         leader = self._lead(term)
         leader.begin()
         leader.submit(JobSubmitted(here, self._place, term))
@@ -109,30 +109,30 @@ class Participation:
         here, asked_at, configurations = self._here.node, follower.asked_at, agents.configurations
         domain, claims = self._place.failure_domain, self._cluster.authority is not None
         agent = election.follower(here, self._timeout_s, configurations, asked_at, domain, claims=claims)
-        self._leadership = Leadership(agent, [*agents.peers, self._here], self, self._cluster)
+        self._leadership = Leadership(agent, [*agents.peers, self._here], self, self._cluster, self._credentials)
         self.advertisement.follow(self._output)
         self._attach(follower)
         self._keep_connected(follower, self._leadership.leader, agent.term)
         await self._control.start()
 
-    def accept(self, purpose: ConnectionRole, sock: socket.socket) -> None:
+    def accept(self, purpose: ConnectionRole, connection: PeerConnection) -> None:
         """Serve another agent's authenticated connection."""
         role = self._leadership.agent.role
         if purpose is ConnectionRole.VAULT:
-            self._replicator.serve(sock)
+            self._replicator.serve(connection)
         elif purpose is ConnectionRole.VOTE:
-            self._leadership.vote_links.accept(sock)
+            self._leadership.vote_links.accept(connection)
         elif role is ElectionRole.LEADER and self.leader is not None and self.leader.followers is not None:
-            self.leader.followers.connections.accept(sock)
+            self.leader.followers.connections.accept(connection)
         elif role is ElectionRole.ELECTED:
-            self._callers.append(sock)
+            self._callers.append(connection)
         else:
-            self._redirect(sock)
+            self._redirect(connection)
 
-    def _redirect(self, sock: socket.socket) -> None:
+    def _redirect(self, connection: PeerConnection) -> None:
         """Redirect a node that wants to join to the leader, if that is known."""
         leader = self._leadership.leader
-        link = PeerLink(sock, lambda _: None)
+        link = PeerLink(connection, lambda _: None)
         if leader is not None and leader.node != self._here.node:
             link.send(peers.Redirect(leader, self._leadership.agents()))
         link.close_when_flushed()
@@ -186,8 +186,8 @@ class Participation:
             leader.begin()
             self.advertisement.lead(leader, term)
         callers, self._callers = self._callers, []
-        for sock in callers:
-            self.accept(ConnectionRole.MEMBER, sock)
+        for caller in callers:
+            self.accept(ConnectionRole.MEMBER, caller)
 
     def _lead_again(self, leader: Leader, term: int) -> None:
         """Lead in a later term, from the own log. The others, if any are left, follow as they would another leader."""
@@ -266,14 +266,14 @@ class Participation:
     async def _is_followed(self, leader: Peer, term: int) -> bool:
         """Return whether the agent was connected, and answers as a leader."""
         try:
-            sock = await handshake.connect(leader.address, leader.port, ConnectionRole.MEMBER, self._token)
+            connection = await handshake.connect(leader.address, leader.port, ConnectionRole.MEMBER, self._credentials)
         except (OSError, GreetingRefusedError):
             return False
         if not self._is_awaited(term):
-            sock.close()
+            connection.close()
             return False
         rejoin = peers.Rejoin(self._here.node, self._place, self.node.resynced(), self._session.count)
-        follower = Follower(sock, rejoin, self._session)
+        follower = Follower(connection, rejoin, self._session)
         self._attach(follower)
         self._replicator.report_all()
         if await follower.answered():
@@ -288,9 +288,9 @@ class Participation:
     def _keep_connected(self, follower: Follower, leader: Peer | None, term: int) -> None:
         assert leader is not None
 
-        def dial() -> Awaitable[socket.socket]:
+        def dial() -> Awaitable[PeerConnection]:
             return handshake.connect(
-                leader.address, leader.port, ConnectionRole.MEMBER, self._token, _SILENCE * self._timeout_s
+                leader.address, leader.port, ConnectionRole.MEMBER, self._credentials, _SILENCE * self._timeout_s
             )
 
         follower.keep_connected(self._here.node, term, dial, _SILENCE * self._timeout_s)
@@ -378,8 +378,8 @@ class Participation:
         self._leadership.close()
         if self._follower is not None:
             self._follower.close()
-        for sock in self._callers:
-            sock.close()
+        for caller in self._callers:
+            caller.close()
         if not fenced:
             self.node.voters_are([])
         if self.leader is not None:

@@ -1,32 +1,47 @@
-"""The agent's one port for other agents. Connections without the job's token are refused here."""
+"""The agent's one port for other agents. Connections without the job's token are refused here, and counted."""
 
 import asyncio
 import socket
+from collections import Counter
 from collections.abc import Callable
 
+from deadpool_run.agent.console import tell
 from deadpool_run.coordinator import handshake
-from deadpool_run.wire.auth import ConnectionRole
+from deadpool_run.text import printable
+from deadpool_run.wire.auth import ConnectionRole, Credentials, GreetingRefusedError
+from deadpool_run.wire.peer_connection import PeerConnection
 
 _BACKLOG = 1024
 _MAX_GREETINGS = 256
 """At once; further connections wait in the backlog."""
+_UNDISTURBED_S = 0.5
+"""A greeting that takes longer loses its place where others wait. Agents need milliseconds."""
 _ACCEPT_AGAIN_S = 0.05
+_REPORT_EVERY_S = 60.0
+
+_Greeted = tuple[ConnectionRole, PeerConnection]
 
 
 class PeerServer:
     """Accepts, greets, and hands the connection (blocking, authenticated) over, in the running loop."""
 
     def __init__(
-        self, listener: socket.socket, token: bytes, on_peer: Callable[[ConnectionRole, socket.socket], None]
+        self,
+        listener: socket.socket,
+        credentials: Credentials,
+        on_peer: Callable[[ConnectionRole, PeerConnection], None],
     ) -> None:
         """Serve on a bound socket, and own it."""
         listener.listen(_BACKLOG)
         listener.setblocking(False)
         self._listener = listener
-        self._token = token
+        self.credentials = credentials
+        """What callers are greeted with from now on."""
+        self.refusals = Refusals()
         self._on_peer = on_peer
         self._loop = asyncio.get_running_loop()
-        self._greetings: dict[asyncio.Task[ConnectionRole | None], socket.socket] = {}
+        self._greetings: dict[asyncio.Task[_Greeted], tuple[socket.socket, str, float]] = {}
+        """Each with its socket, the caller's address, and when it began. The oldest is the first."""
         self._closed = False
         self._listen()
 
@@ -42,6 +57,7 @@ class PeerServer:
         self._closed = True
         self._loop.remove_reader(self._listener)
         self._listener.close()
+        self.refusals.close()
         for greeting in self._greetings:
             greeting.cancel()
 
@@ -52,24 +68,85 @@ class PeerServer:
     def _accept(self) -> None:
         if len(self._greetings) >= _MAX_GREETINGS:
             self._loop.remove_reader(self._listener)  # until a greeting ends
+            self._make_room()
             return
         try:
-            sock, _ = self._listener.accept()
+            sock, address = self._listener.accept()
         except BlockingIOError:
             return
         except OSError:  # no descriptor is free, or the caller has gone: accept again later
             self._loop.remove_reader(self._listener)
             self._loop.call_later(_ACCEPT_AGAIN_S, self._listen)
             return
-        greeting = self._loop.create_task(handshake.receive(sock, self._token))
-        self._greetings[greeting] = sock
+        greeting = self._loop.create_task(handshake.receive(sock, self.credentials))
+        self._greetings[greeting] = sock, str(address[0]), self._loop.time()
         greeting.add_done_callback(self._greeted)
 
-    def _greeted(self, greeting: asyncio.Task[ConnectionRole | None]) -> None:
+    def _make_room(self) -> None:
+        """Cut the oldest greeting of the source that has the most, as soon as it has had its time. Others may end before."""
+        if self._closed or len(self._greetings) < _MAX_GREETINGS:
+            return
+        crowd, _ = Counter(source for _, source, _ in self._greetings.values()).most_common(1)[0]
+        oldest, since = next((each, since) for each, (_, source, since) in self._greetings.items() if source == crowd)
+        if self._loop.time() >= since + _UNDISTURBED_S:
+            oldest.cancel()
+        else:
+            self._loop.call_at(since + _UNDISTURBED_S, self._make_room)
+
+    def _greeted(self, greeting: asyncio.Task[_Greeted]) -> None:
         if len(self._greetings) >= _MAX_GREETINGS:
             self._listen()
-        sock = self._greetings.pop(greeting)
-        if self._closed or greeting.cancelled():
-            sock.close()
-        elif (role := greeting.result()) is not None:
-            self._on_peer(role, sock)
+        sock, source, _ = self._greetings.pop(greeting)
+        try:
+            role, connection = greeting.result()
+        except asyncio.CancelledError:
+            sock.close()  # where the task had not even begun
+            if not self._closed:
+                self.refusals.add(source, "it did not end the greeting, and others waited")
+        except GreetingRefusedError as error:
+            self.refusals.add(source, str(error))
+        except OSError:
+            pass  # the caller has closed the connection
+        else:
+            if self._closed:
+                connection.close()
+            else:
+                self._on_peer(role, connection)
+
+
+class Refusals:
+    """Counts refused connections, and prints one line for all of an interval. The first is reported at once."""
+
+    def __init__(self) -> None:
+        self.total = 0
+        self._new = 0
+        self._last = ""
+        self._timer: asyncio.TimerHandle | None = None
+        self._closed = False
+
+    def add(self, source: str, reason: str) -> None:
+        """Count one."""
+        if self._closed:
+            return
+        self.total += 1
+        self._new += 1
+        self._last = f"from {source}: {printable(reason)}"
+        if self._timer is None:
+            self._report()
+
+    def close(self) -> None:
+        """Report those that are left."""
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._report()
+
+    def _report(self) -> None:
+        self._timer = None
+        if self._new == 1:
+            tell(f"refused a connection {self._last}")
+        elif self._new:
+            tell(f"refused {self._new} connections, the last {self._last}")
+        if self._new and not self._closed:
+            self._timer = asyncio.get_running_loop().call_later(_REPORT_EVERY_S, self._report)
+        self._new = 0

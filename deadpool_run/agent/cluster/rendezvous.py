@@ -22,7 +22,8 @@ from deadpool_run.coordinator import handshake
 from deadpool_run.core.settings import Settings
 from deadpool_run.errors import AuthorityError, UsageError
 from deadpool_run.ids import first_id
-from deadpool_run.wire.auth import WRONG_TOKEN, ConnectionRole, GreetingRefusedError
+from deadpool_run.wire.auth import WRONG_TOKEN, ConnectionRole, Credentials, GreetingRefusedError
+from deadpool_run.wire.peer_connection import PeerConnection
 
 _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 1.0
@@ -52,7 +53,7 @@ class Founder:
 class Found:
     """Another node leads the job: an authenticated connection to it, and the address where others reach this node."""
 
-    sock: socket.socket
+    connection: PeerConnection
     address: str
     listener: socket.socket
 
@@ -116,6 +117,7 @@ class _Search:
         may_found: bool,
     ) -> None:
         self._cluster = cluster
+        self._credentials = searcher(cluster)
         self._may_found = may_found
         self._base = base
         self._known = known[:_MAX_PROBED]
@@ -159,13 +161,13 @@ class _Search:
                 continue  # unless another endpoint leads the job already
             try:
                 limit_s = handshake.TIMEOUT_S if founder is None else _PROBE_S
-                sock = _dial_or_advise(address, port, self._cluster.token, limit_s)
+                connection = _dial_or_advise(address, port, self._credentials, limit_s)
             except OSError as failure:
                 error = failure
                 continue
             if founder is not None:
                 founder.listener.close()
-            return _found(sock, self._cluster)
+            return _found(connection, self._cluster)
         if len(unknown) == len(self._cluster.endpoints):
             raise unknown[0]
         return self._find_successor(error) if founder is None else self._found(founder)
@@ -189,13 +191,13 @@ class _Search:
         later = None if self._base is None else leader_file.read(self._base)
         if later is not None:
             try:
-                sock = dial(ConnectionRole.MEMBER, later.address, later.port, self._cluster.token)
-                return _found(sock, self._cluster)
+                connection = dial(ConnectionRole.MEMBER, later.address, later.port, self._credentials)
+                return _found(connection, self._cluster)
             except OSError as failure:
                 error = failure
         for address, port in self._known:
             with contextlib.suppress(OSError):
-                return _found(dial(ConnectionRole.MEMBER, address, port, self._cluster.token, _PROBE_S), self._cluster)
+                return _found(dial(ConnectionRole.MEMBER, address, port, self._credentials, _PROBE_S), self._cluster)
         if self._record is not None and (found := self._record.find()) is not None and not isinstance(found, OSError):
             return found
         self._refusals = self._refusals + 1 if error.errno == errno.ECONNREFUSED else 0
@@ -230,7 +232,8 @@ class _Record:
         try:
             if (leader.address, leader.port) == mine:
                 raise ConnectionRefusedError(errno.ECONNREFUSED, "the leader that is recorded ran here, and has ended")
-            return _found(dial(ConnectionRole.MEMBER, leader.address, leader.port, self._cluster.token), self._cluster)
+            connection = dial(ConnectionRole.MEMBER, leader.address, leader.port, searcher(self._cluster))
+            return _found(connection, self._cluster)
         except OSError as failure:
             return None if self._is_abandoned(leader, failure) else failure
 
@@ -285,14 +288,19 @@ async def redirect(cluster: Cluster, address: str, port: int) -> Found | None:
 
 
 def _redirected(cluster: Cluster, address: str, port: int) -> Found:
-    return _found(_dial_or_advise(address, port, cluster.token, handshake.TIMEOUT_S), cluster)
+    return _found(_dial_or_advise(address, port, searcher(cluster), handshake.TIMEOUT_S), cluster)
 
 
-def _found(sock: socket.socket, cluster: Cluster) -> Found:
+def searcher(cluster: Cluster) -> Credentials:
+    """Return what a node proves that is in no run yet."""
+    return Credentials(cluster.token, cluster.node_name)
+
+
+def _found(connection: PeerConnection, cluster: Cluster) -> Found:
     """Return the connection, and a bound port: that of an endpoint on this machine if there is one, where others look."""
-    ours = str(sock.getsockname()[0])
+    ours = str(connection.sock.getsockname()[0])
     mine = [port for host, port in cluster.endpoints if _is_at(host, port, ours)]
-    return Found(sock, ours, next(filter(None, (_bind(ours, port) for port in (*mine, 0)))))
+    return Found(connection, ours, next(filter(None, (_bind(ours, port) for port in (*mine, 0)))))
 
 
 def _is_at(host: str, port: int, address: str) -> bool:
@@ -303,18 +311,18 @@ def _is_at(host: str, port: int, address: str) -> bool:
 
 
 def dial(
-    role: ConnectionRole, address: str, port: int, token: bytes, timeout_s: float = handshake.TIMEOUT_S
-) -> socket.socket:
+    role: ConnectionRole, address: str, port: int, credentials: Credentials, timeout_s: float = handshake.TIMEOUT_S
+) -> PeerConnection:
     """Return an authenticated connection to an agent, for this purpose. Blocking; raises OSError."""
     try:
-        return handshake.dial(address, port, role, token, timeout_s)
+        return handshake.dial(address, port, role, credentials, timeout_s)
     except GreetingRefusedError as error:
         raise ConnectionRefusedError(errno.ECONNREFUSED, str(error)) from error
 
 
-def _dial_or_advise(address: str, port: int, token: bytes, timeout_s: float) -> socket.socket:
+def _dial_or_advise(address: str, port: int, credentials: Credentials, timeout_s: float) -> PeerConnection:
     try:
-        return handshake.dial(address, port, ConnectionRole.MEMBER, token, timeout_s)
+        return handshake.dial(address, port, ConnectionRole.MEMBER, credentials, timeout_s)
     except GreetingRefusedError as error:
         advice = (
             "give all nodes the same: DEADPOOL_TOKEN, or --token-file"

@@ -1,14 +1,14 @@
 """Vote connections between two agents, made when an election or a broken connection needs them."""
 
 import asyncio
-import socket
 from collections.abc import Callable, Iterable
 
 from deadpool_run.coordinator import handshake
 from deadpool_run.coordinator.link import PeerLink
 from deadpool_run.coordinator.tasks import Tasks
 from deadpool_run.ids import NodeId
-from deadpool_run.wire.auth import ConnectionRole, GreetingRefusedError
+from deadpool_run.wire.auth import ConnectionRole, Credentials, GreetingRefusedError
+from deadpool_run.wire.peer_connection import PeerConnection
 from deadpool_run.wire.peers import Message, Peer
 
 _REFUSED = 0.1
@@ -27,12 +27,12 @@ class VoteLinks:
 
     def __init__(
         self,
-        token: bytes,
+        credentials: Credentials,
         timeout_s: float,
         on_message: Callable[[Message, Callable[[Message], None]], None],
         on_refused: Callable[[NodeId], None],
     ) -> None:
-        self._token = token
+        self._credentials = credentials
         self._timeout_s = timeout_s
         self._on_message = on_message
         self._on_refused = on_refused
@@ -45,13 +45,13 @@ class VoteLinks:
         self._dials = asyncio.Semaphore(_DIALS)
         self._closed = False
 
-    def accept(self, sock: socket.socket) -> None:
+    def accept(self, connection: PeerConnection) -> None:
         """Serve an agent that has connected."""
         if self._closed:
-            sock.close()
+            connection.close()
             return
         self._accepted = [link for link in self._accepted if link.open]
-        self._accepted.append(self._link(sock))
+        self._accepted.append(self._link(connection))
 
     def send(self, peers: Iterable[Peer], message: Message) -> None:
         """Send it to connected agents, and connect to the others, who get it then."""
@@ -98,8 +98,8 @@ class VoteLinks:
         """Connect; return whether that succeeded."""
         try:
             async with self._dials:
-                sock = await handshake.connect(
-                    peer.address, peer.port, ConnectionRole.VOTE, self._token, self._timeout_s
+                connection = await handshake.connect(
+                    peer.address, peer.port, ConnectionRole.VOTE, self._credentials, self._timeout_s
                 )
         except ConnectionRefusedError:
             now = self._loop.time()
@@ -110,13 +110,13 @@ class VoteLinks:
             return False  # the next message dials again
         self._refused_since.pop(peer.node, None)
         if self._closed:
-            sock.close()
+            connection.close()
             return False
         if last := self._links.get(peer.node):
             last.close()
-        self._links[peer.node] = self._link(sock)
+        self._links[peer.node] = self._link(connection)
         return True
 
-    def _link(self, sock: socket.socket) -> PeerLink:
-        link = PeerLink(sock, lambda message: self._on_message(message, link.send))
+    def _link(self, connection: PeerConnection) -> PeerLink:
+        link = PeerLink(connection, lambda message: self._on_message(message, link.send))
         return link

@@ -274,9 +274,8 @@ class LocalNode:
 
     def voters_are(self, voters: Sequence[Peer]) -> None:
         """Have the fork server tell these agents when this one and its workers have ended."""
-        assert self._spec.cluster is not None
         addresses = [(peer.address, peer.port) for peer in voters]
-        self._forkserver.testify(self.here.node, self._spec.cluster.token, addresses)
+        self._forkserver.testify(self._spec.credentials(self.here.node), addresses)
 
     def suspend(self) -> None:
         """Stop every worker."""

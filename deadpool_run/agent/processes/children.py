@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _PR_SET_CHILD_SUBREAPER = 36
+_PR_SET_DUMPABLE = 4
 _OUT_OF_REACH = (ProcessLookupError, PermissionError)
 """No signal reaches a process that is gone, or runs a setuid program."""
 
@@ -105,6 +106,16 @@ def become_subreaper() -> None:
     """Have orphaned descendants become children of this process (PR_SET_CHILD_SUBREAPER, prctl(2))."""
     if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
+
+
+def hide_memory() -> None:
+    """Keep the user's other processes out of this one's memory, environment and descriptors (PR_SET_DUMPABLE, prctl(2)).
+
+    The kernel writes no core file of it, and only root can attach a debugger or a profiler. Files below /proc/self belong to
+    root from now on, so that another user's process cannot write them. Programs that it starts are not affected.
+    """
+    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_DUMPABLE)")
 
 
 def reap_strangers(known: Callable[[int], Process | None]) -> None:

@@ -15,6 +15,7 @@ from deadpool_run.agent.processes.children import Exit, Process
 from deadpool_run.agent.processes.controlled_process import ControlledProcess
 from deadpool_run.agent.processes.forkserver_main import MAX_PACKET_BYTES
 from deadpool_run.agent.processes.forkserver_process import ForkServerProcess, ForkServerSpec
+from deadpool_run.wire.auth import Credentials
 
 _MAX_DEATHS_UNPREPARED = 3
 """Fork servers in a row that may die before they can fork. Then the job ends."""
@@ -101,9 +102,10 @@ class ForkServer:
         if not self._prepared:
             self._forget_recalled()
 
-    def testify(self, node: str, token: bytes, agents: Sequence[tuple[str, int]]) -> None:
+    def testify(self, credentials: Credentials, agents: Sequence[tuple[str, int]]) -> None:
         """Have the fork server tell these agents when this one and its workers have ended."""
-        self._witness = {"do": "witness", "node": node, "token": token.hex(), "agents": list(agents)}
+        node, run, token = credentials.node, credentials.run_id, credentials.token.hex()
+        self._witness = {"do": "witness", "node": node, "run": run, "token": token, "agents": list(agents)}
         self._send(self._witness)
 
     def close(self) -> None:

@@ -6,7 +6,7 @@ It has one thread, no CUDA, and only the agent's socket. Requests and answers ar
     {"do": "fork", "id": n, "kind": "worker"|"store"|"checkpointer"} and  -> {"id": n, "pid": p} or {"id": n, "failed": "why"}
         descriptors, the arguments of the kind's `main`; those that are sent together are made side by side
     {"do": "adopt", "pids": [...]}, {"do": "reaped", "pid": p}                  no answer
-    {"do": "witness", "node": id, "token": hex, "agents": [[address, port]...]} no answer
+    {"do": "witness", "node": id, "run": id, "token": hex, "agents": [[address, port]...]} no answer
 
 A child is forked twice, so that its parent is the agent, a child subreaper. Several children are forked at once, because
 a fork of a process that has imported torch takes 15 ms, and its end as long. When the agent is gone, the fork server ends the
@@ -269,14 +269,16 @@ def _testify(witness: Mapping[str, Any]) -> None:
     from deadpool_run.coordinator import handshake  # noqa: PLC0415 - not before: it keeps the fork server small
     from deadpool_run.core.leadership.electorate import AgentEnded  # noqa: PLC0415
     from deadpool_run.wire import peers  # noqa: PLC0415
-    from deadpool_run.wire.auth import ConnectionRole, GreetingRefusedError  # noqa: PLC0415
+    from deadpool_run.wire.auth import ConnectionRole, Credentials, GreetingRefusedError  # noqa: PLC0415
 
+    credentials = Credentials(bytes.fromhex(witness["token"]), witness["node"], witness["run"])
     frame = peers.encode(AgentEnded(witness["node"]))
     for address, port in witness["agents"]:
-        with contextlib.suppress(OSError, GreetingRefusedError):
-            token = bytes.fromhex(witness["token"])
-            with handshake.dial(address, port, ConnectionRole.VOTE, token, _TELL_S) as sock:
-                sock.sendall(frame)
+        with (
+            contextlib.suppress(OSError, GreetingRefusedError),
+            handshake.dial(address, port, ConnectionRole.VOTE, credentials, _TELL_S) as connection,
+        ):
+            connection.send(frame)
 
 
 def _marked(mark: bytes) -> set[int]:

@@ -13,7 +13,9 @@ from typing import Any
 
 from deadpool_run.agent import atomic_file
 from deadpool_run.agent.console import tell
+from deadpool_run.errors import ProtocolError
 from deadpool_run.ids import WorkerId
+from deadpool_run.wire.typed import parse
 
 _MAX_BYTES = 16 << 20
 """A larger error file is not read."""
@@ -73,8 +75,8 @@ def _read(file: str) -> Mapping[str, Any] | None:
         path = Path(file)
         if not path.is_file() or path.stat().st_size > _MAX_BYTES:
             return None
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        content = parse(path.read_bytes())
+    except (OSError, ProtocolError):
         return None
     return content if isinstance(content, dict) and "message" in content else None
 
@@ -82,10 +84,9 @@ def _read(file: str) -> Mapping[str, Any] | None:
 def _time_of(error: Mapping[str, Any] | None, seen_at: float) -> float:
     """Return the time of the failure in whole seconds: that of its error file, else when it was seen."""
     message = {} if error is None else error["message"]
-    timestamp = (
-        message.get("extraInfo", {}).get("timestamp") if isinstance(message, dict) else (error or {}).get("timestamp")
-    )
+    extra = message.get("extraInfo") if isinstance(message, dict) else error
+    timestamp = extra.get("timestamp") if isinstance(extra, Mapping) else None
     try:
         return float(int(timestamp or ""))
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return seen_at

@@ -12,7 +12,8 @@ from rich.text import Text
 from deadpool_run.cli.check.compare import RunStates, StateDifference, in_words
 from deadpool_run.cli.check.run import CheckRun
 from deadpool_run.errors import RefusedError, ReplicasDifferError
-from deadpool_run.view.text import printable, table
+from deadpool_run.text import printable
+from deadpool_run.view.text import table
 from deadpool_run.wire.check import Fault
 
 SCHEMA_VERSION = 1

@@ -4,6 +4,7 @@ import os
 import re
 import secrets
 import socket
+import stat
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ from deadpool_run.agent.numa import BindingMode, Machine
 from deadpool_run.errors import UsageError
 
 DEVICES = Path("/dev")
+_MIN_TOKEN_BYTES, _MAX_TOKEN_BYTES = 16, 4096
+"""128 bits at least, if the token is random. Its text may have fewer in each byte."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +70,7 @@ def find_token(name: str, environment: Mapping[str, str]) -> bytes:
     if name:
         return read_token(Path(name))
     if environment.get("DEADPOOL_TOKEN"):
-        return environment["DEADPOOL_TOKEN"].encode()
+        return _long_enough(os.fsencode(environment["DEADPOOL_TOKEN"]), "DEADPOOL_TOKEN", "export DEADPOOL_TOKEN=$({})")
     path = state_dir(environment) / "token"
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -126,11 +129,40 @@ def xdg_dir(environment: Mapping[str, str], variable: str, below_home: str) -> P
 
 
 def read_token(path: Path) -> bytes:
-    """Return the token of a file. Raises `UsageError`."""
+    """Return the token of a file that nobody else can read. Raises `UsageError`."""
+    what = f"token file {path}"
     try:
-        token = path.read_bytes().strip()
+        with path.open("rb") as file:
+            check_private(os.fstat(file.fileno()), path, os.getuid())
+            token = file.read(_MAX_TOKEN_BYTES + 1).strip()
     except OSError as error:
-        raise UsageError(f"token file {path}: {error.strerror}\nname another file with --token-file") from error
-    if not token:
-        raise UsageError(f"token file {path} is empty\nwrite the same random text into it on every machine")
+        raise UsageError(f"{what}: {error.strerror}\nname another file with --token-file") from error
+    if len(token) > _MAX_TOKEN_BYTES:
+        raise UsageError(f"{what} is larger than {_MAX_TOKEN_BYTES} bytes\nname another file with --token-file")
+    return _long_enough(token, what, f"(umask 077; {{}} > {path})")
+
+
+def _long_enough(token: bytes, what: str, command: str) -> bytes:
+    """Refuse a token that can be guessed. `command` makes another one, with the place of the random part as `{}`."""
+    if len(token) < _MIN_TOKEN_BYTES:
+        raise UsageError(
+            f"{what} has {len(token)} bytes: at least {_MIN_TOKEN_BYTES} are needed, so that nobody can guess it\n"
+            f"make a random one and give it to every machine: {command.format('openssl rand -hex 32')}"
+        )
     return token
+
+
+def check_private(status: os.stat_result, path: Path, me: int) -> None:
+    """Refuse a file that users other than `me` own or can read. A group may read a file of root: an administrator has chosen the group."""
+    if not stat.S_ISREG(status.st_mode):
+        return  # a pipe of the shell
+    if status.st_uid not in {me, 0}:
+        raise UsageError(
+            f"token file {path} is owned by user {status.st_uid}, who can read it and change it\ncopy it to a file of your own"
+        )
+    readers = status.st_mode & (0o077 if status.st_uid == me else 0o037)
+    if readers:
+        raise UsageError(
+            f"token file {path} has mode {stat.S_IMODE(status.st_mode):04o}: other users can read it or change it\n"
+            f"run: chmod 600 {path}"
+        )

@@ -67,16 +67,23 @@ class ChunkDigests:
         """Return the digests of a block of `view`, one after the other. They are computed once."""
         with self._locks[number]:
             if not self._digests[number]:
-                digests = []
-                for begin, end in self.block(number):
-                    with view[begin:end] as part:
-                        digests.append(self.hasher.chunk(part))
-                self.put(number, b"".join(digests))
+                self.put(number, self._hashed(number, view))
             return self._digests[number]
+
+    def _hashed(self, number: int, view: memoryview) -> bytes:
+        digests = []
+        for begin, end in self.block(number):
+            with view[begin:end] as part:
+                digests.append(self.hasher.chunk(part))
+        return b"".join(digests)
 
     def are_known(self) -> bool:
         """Return whether all were computed or noted."""
         return all(self._digests)
+
+    def fit(self, view: memoryview) -> bool:
+        """Return whether the chunks in `view` are still those of the digests, as far as these are known."""
+        return all(not known or self._hashed(number, view) == known for number, known in enumerate(self._digests))
 
     def put(self, number: int, digests: bytes) -> None:
         """Note the digests of a block."""

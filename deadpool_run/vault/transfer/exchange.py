@@ -7,7 +7,8 @@
     the outcome, and the seal             ->
 
 The digests of the next blocks are sent before a block's answer has come. With several connections, each carries every
-of-th block in this way, on threads of its own.
+of-th block in this way, on threads of its own. Everything but the chunks themselves has a tag (`wire.seal`): the digests
+vouch for the chunks.
 
 Ranks of a replicated model (DDP, the replicate dimension of HSDP) have the same bytes in their snapshots. So has a rank from
 one snapshot to the next, in weights that it does not train. Nobody declares this: the digests show it. Whatever was copied or
@@ -27,6 +28,7 @@ from deadpool_run.vault.transfer import framing
 from deadpool_run.vault.transfer.catalog import Shared, Source
 from deadpool_run.vault.transfer.chunks import DIGEST_BYTES, ChunkDigests, Range, split
 from deadpool_run.vault.transfer.framing import Meter, Outcome
+from deadpool_run.wire.peer_connection import PeerConnection
 
 PIECE_BYTES = 1 << 20
 """The most bytes for which the bandwidth is asked at a time."""
@@ -37,41 +39,45 @@ _DIGESTS, _CHUNKS, _END = range(3)
 _MISSING = re.compile(b"\1+")
 
 
-def send_part(sock: socket.socket, source: Source, shared: Shared, blocks: range, still: Callable[[], bool]) -> Outcome:
+def send_part(
+    connection: PeerConnection, source: Source, shared: Shared, blocks: range, still: Callable[[], bool]
+) -> Outcome:
     """Send these blocks while `still` is true; then call `end_part`. Raises OSError."""
     unanswered: deque[int] = deque()
     for block in blocks:
         if not still():
             break
         digests = source.digests.of_block(block, source.view)
-        sock.sendall(_HEAD.pack(_DIGESTS, len(digests)) + digests)
+        connection.send(_HEAD.pack(_DIGESTS, len(digests)), digests)
         unanswered.append(block)
         if len(unanswered) > _WINDOW:
-            _send_missing(sock, source, shared, unanswered.popleft(), still)
+            _send_missing(connection, source, shared, unanswered.popleft(), still)
     for block in unanswered:
-        _send_missing(sock, source, shared, block, still)
+        _send_missing(connection, source, shared, block, still)
     return Outcome.WHOLE if still() else Outcome.TORN
 
 
-def end_part(sock: socket.socket, digests: ChunkDigests, part: int, of: int, outcome: Outcome) -> None:
+def end_part(connection: PeerConnection, digests: ChunkDigests, part: int, of: int, outcome: Outcome) -> None:
     """Send the outcome of a part. Raises OSError."""
-    sock.sendall(_HEAD.pack(_END, outcome) + digests.seal(part, of))
+    connection.send(_HEAD.pack(_END, outcome), digests.seal(part, of))
 
 
-def _send_missing(sock: socket.socket, source: Source, shared: Shared, number: int, still: Callable[[], bool]) -> None:
+def _send_missing(
+    connection: PeerConnection, source: Source, shared: Shared, number: int, still: Callable[[], bool]
+) -> None:
     block = source.digests.block(number)
-    answer = bytearray(len(block))
-    framing.receive_into(sock, memoryview(answer))
+    answer = framing.receive_sealed(connection, len(block))
     runs = [(block[run.start()][0], block[run.end() - 1][1]) for run in _MISSING.finditer(answer)]
     missing = sum(end - begin for begin, end in runs)
     shared.deduplicated.add(block[-1][1] - block[0][0] - missing)
     if missing and still():
-        sock.sendall(_HEAD.pack(_CHUNKS, missing), socket.MSG_MORE)
+        head = _HEAD.pack(_CHUNKS, missing)
+        connection.sock.sendall(head + connection.sending.tag(head), socket.MSG_MORE)
         for begin, end in runs:
             for at in range(begin, end, PIECE_BYTES):
                 with source.view[at : min(at + PIECE_BYTES, end)] as piece:
                     shared.bucket.take(len(piece))
-                    sock.sendall(piece)
+                    connection.sock.sendall(piece)
                     shared.sent.add(len(piece))
 
 
@@ -81,24 +87,24 @@ class Incoming:
     def __init__(self, view: memoryview, digests: ChunkDigests, sources: Sequence[Source], meter: Meter) -> None:
         self._view, self._digests, self._sources, self._meter = view, digests, sources, meter
 
-    def receive(self, sock: socket.socket, part: int, of: int) -> Outcome:
+    def receive(self, connection: PeerConnection, part: int, of: int) -> Outcome:
         """Receive what `send_part` and `end_part` send. Raises OSError and `ProtocolError`."""
         due = iter(range(part, self._digests.blocks, of))
         answered: deque[list[tuple[Range, bytes]]] = deque()
         sources = list(self._sources)
         outcome = Outcome.WHOLE
         while True:
-            kind, number = _HEAD.unpack(framing.receive_exactly(sock, _HEAD.size))
+            kind, number = _HEAD.unpack(framing.receive_sealed(connection, _HEAD.size))
             if kind == _END:
                 break
             if kind == _DIGESTS and (block := next(due, None)) is not None:
-                if missing := self._answer(sock, block, number, sources):
+                if missing := self._answer(connection, block, number, sources):
                     answered.append(missing)
             elif kind == _CHUNKS and answered:
-                outcome = max(outcome, self._take(sock, number, answered.popleft()))
+                outcome = max(outcome, self._take(connection, number, answered.popleft()))
             else:
                 raise ProtocolError(f"a message of kind {kind} and number {number} is not due")
-        seal = framing.receive_exactly(sock, DIGEST_BYTES)
+        seal = framing.receive_sealed(connection, DIGEST_BYTES)
         if number != Outcome.WHOLE:
             return Outcome.TORN
         if answered or next(due, None) is not None:
@@ -106,13 +112,13 @@ class Incoming:
         return outcome if hmac.compare_digest(seal, self._digests.seal(part, of)) else Outcome.DAMAGED
 
     def _answer(
-        self, sock: socket.socket, number: int, length: int, sources: list[Source]
+        self, connection: PeerConnection, number: int, length: int, sources: list[Source]
     ) -> list[tuple[Range, bytes]]:
         """Receive a block's digests and copy the chunks that are here; return the other ones and their digests."""
         block = self._digests.block(number)
         if length != DIGEST_BYTES * len(block):
             raise ProtocolError(f"{length} bytes of digests are not those of a block of {len(block)} chunks")
-        body = framing.receive_exactly(sock, length)
+        body = framing.receive_sealed(connection, length)
         self._digests.put(number, body)
         missing = dict(zip(block, split(body), strict=True))
         for source in list(sources):
@@ -129,7 +135,7 @@ class Incoming:
                 sources.insert(0, source)  # is searched first from now on
             for chunk in found:
                 del missing[chunk]
-        sock.sendall(bytes(chunk in missing for chunk in block))
+        connection.send(bytes(chunk in missing for chunk in block))
         return list(missing.items())
 
     def _copy(self, fd: int, place: int, chunk: Range, digest: bytes) -> bool:
@@ -138,14 +144,14 @@ class Incoming:
             count = os.preadv(fd, [target], place)
             return count == len(target) and self._digests.hasher.chunk(target) == digest
 
-    def _take(self, sock: socket.socket, length: int, missing: list[tuple[Range, bytes]]) -> Outcome:
+    def _take(self, connection: PeerConnection, length: int, missing: list[tuple[Range, bytes]]) -> Outcome:
         """Receive the missing chunks of a block; return whether they are those that were announced."""
         if length != sum(end - begin for (begin, end), _ in missing):
             raise ProtocolError(f"{length} bytes of chunks are not those that are missing")
         outcome = Outcome.WHOLE
         for (begin, end), digest in missing:
             with self._view[begin:end] as target:
-                framing.receive_into(sock, target)
+                framing.receive_into(connection.sock, target)
                 if not hmac.compare_digest(self._digests.hasher.chunk(target), digest):
                     outcome = Outcome.DAMAGED
         self._meter.add(length)

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import socket
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -20,6 +19,7 @@ from deadpool_run.vault.transfer.framing import Outcome
 from deadpool_run.vault.transfer.replicas import TRANSCRIPT, Memory
 from deadpool_run.vault.transfer.sender import Dial
 from deadpool_run.vault.transfer.streams import StreamPool
+from deadpool_run.wire.peer_connection import PeerConnection
 from deadpool_run.wire.peers import Peer
 
 T = TypeVar("T")
@@ -69,12 +69,12 @@ class FetchTask(Generic[T]):
 
 def fetch_transcript(shared: Shared, rank: Rank, timeline: int, stream_pool: StreamPool) -> Memory:
     """Return the rank's transcript in memory that the caller owns. Raises OSError and `DeadpoolError`."""
-    sock, memory = stream_pool.first(), Memory(segments.create_memory(f"{rank}-transcript"))
+    connection, memory = stream_pool.first(), Memory(segments.create_memory(f"{rank}-transcript"))
     try:
-        have = _ask(sock, rank, TRANSCRIPT, timeline, of=1)
+        have = _ask(connection, rank, TRANSCRIPT, timeline, of=1)
         with memory.view(have.nbytes) as view:
             digests = ChunkDigests(shared.hasher, rank, TRANSCRIPT, have.token, have.nbytes)
-            _receive(sock, Incoming(view, digests, [], shared.received), 0, 1)
+            _receive(connection, Incoming(view, digests, [], shared.received), 0, 1)
         _check(is_sound(memory.fd, TRANSCRIPT, have.token, have.nbytes), f"the transcript of rank {rank}")
     except BaseException:
         memory.close()
@@ -91,11 +91,11 @@ def fetch_snapshot(shared: Shared, rank: Rank, version: Version, timeline: int, 
     vault, have = shared.vault, _ask(stream_pool.first(), rank, version, timeline, of=shared.streams)
     connections = 1 + stream_pool.open(have.of - 1)
 
-    def fetch_parts(first: int, incoming: Incoming, sock: socket.socket) -> None:
+    def fetch_parts(first: int, incoming: Incoming, connection: PeerConnection) -> None:
         for part in range(first, have.of, connections):
-            same = part == 0 or _ask(sock, rank, version, timeline, part=part, of=have.of) == have
+            same = part == 0 or _ask(connection, rank, version, timeline, part=part, of=have.of) == have
             _check(same, f"part {part} of snapshot {version} of rank {rank}")
-            _receive(sock, incoming, part, have.of)
+            _receive(connection, incoming, part, have.of)
 
     fds = vault.open_slots(rank)
     if fds is None:
@@ -142,11 +142,11 @@ def _check(sound: bool, what: str) -> None:
 
 
 def _ask(  # noqa: PLR0913 - what is asked for
-    sock: socket.socket, rank: Rank, version: Version | None, timeline: int, *, part: int = 0, of: int
+    connection: PeerConnection, rank: Rank, version: Version | None, timeline: int, *, part: int = 0, of: int
 ) -> headers.Have:
     """Ask for a part of a segment; return what is announced. The part follows."""
-    headers.send(sock, headers.Get(rank, version, timeline, part, of))
-    answer = headers.receive_answer(sock)
+    headers.send(connection, headers.Get(rank, version, timeline, part, of))
+    answer = headers.receive_answer(connection)
     match answer:
         case headers.Have():
             return answer
@@ -156,7 +156,7 @@ def _ask(  # noqa: PLR0913 - what is asked for
             raise ProtocolError(f"a vault answers {type(answer).__name__} to Get")
 
 
-def _receive(sock: socket.socket, incoming: Incoming, part: int, of: int) -> None:
-    outcome = incoming.receive(sock, part, of)
+def _receive(connection: PeerConnection, incoming: Incoming, part: int, of: int) -> None:
+    outcome = incoming.receive(connection, part, of)
     if outcome is not Outcome.WHOLE:
         raise ProtocolError(f"the peer sent a {outcome.name.lower()} segment")

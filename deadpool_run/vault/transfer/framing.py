@@ -1,6 +1,6 @@
 """Bytes between vaults: sockets with timeouts, small frames, and the limit and count of bytes.
 
-A frame is its length (4 bytes, big-endian) and a header as JSON (`headers`). Chunks follow as in `exchange`.
+A frame is its length (4 bytes, big-endian), a header as JSON (`headers`) and a tag (`wire.seal`). Chunks follow as in `exchange`.
 
 All sockets block, with timeouts of the kernel: a peer that neither reads nor answers for `TIMEOUT_S` is an `OSError`.
 """
@@ -14,6 +14,8 @@ from collections.abc import Callable
 from enum import IntEnum
 
 from deadpool_run.errors import ProtocolError
+from deadpool_run.wire.peer_connection import PeerConnection
+from deadpool_run.wire.seal import TAG_BYTES
 
 TIMEOUT_S = 10.0
 MAX_FRAME_BYTES = 64 << 10
@@ -97,12 +99,12 @@ def shut_down(sock: socket.socket) -> None:
         sock.shutdown(socket.SHUT_RDWR)
 
 
-def send_frame(sock: socket.socket, body: bytes) -> None:
+def send_frame(connection: PeerConnection, body: bytes) -> None:
     """Send a frame. Raises OSError."""
-    sock.sendall(_LENGTH.pack(len(body)) + body)
+    connection.send(_LENGTH.pack(len(body)) + body)
 
 
-def receive_frame(sock: socket.socket, *, idle: Callable[[], bool] = lambda: False) -> bytes | None:
+def receive_frame(connection: PeerConnection, *, idle: Callable[[], bool] = lambda: False) -> bytes | None:
     """Return the next frame's body, or None if the peer hung up before it. Raises OSError and `ProtocolError`.
 
     `idle` is called after each `TIMEOUT_S` without a byte, and returns whether to wait longer.
@@ -110,18 +112,31 @@ def receive_frame(sock: socket.socket, *, idle: Callable[[], bool] = lambda: Fal
     head = bytearray(_LENGTH.size)
     while True:
         try:
-            count = sock.recv_into(head)
+            count = connection.sock.recv_into(head)
             break
         except BlockingIOError:
             if not idle():
                 raise
     if count == 0:
         return None
-    receive_into(sock, memoryview(head)[count:])
+    receive_into(connection.sock, memoryview(head)[count:])
     (length,) = _LENGTH.unpack(head)
     if length > MAX_FRAME_BYTES:
         raise ProtocolError(f"a message between vaults of {length} bytes is longer than {MAX_FRAME_BYTES}")
-    return receive_exactly(sock, length)
+    body = receive_exactly(connection.sock, length)
+    _check(connection, bytes(head) + body)
+    return body
+
+
+def receive_sealed(connection: PeerConnection, nbytes: int) -> bytes:
+    """Return the next bytes, which were sent with `PeerConnection.send`. Raises OSError and `ProtocolError`."""
+    body = receive_exactly(connection.sock, nbytes)
+    _check(connection, body)
+    return body
+
+
+def _check(connection: PeerConnection, frame: bytes) -> None:
+    connection.receiving.check(frame, receive_exactly(connection.sock, TAG_BYTES))
 
 
 def receive_into(sock: socket.socket, view: memoryview) -> None:

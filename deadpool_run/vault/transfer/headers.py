@@ -6,7 +6,6 @@ the segment, or `No`.
 """
 
 import os
-import socket
 from collections.abc import Callable
 from typing import Annotated
 
@@ -17,6 +16,7 @@ from deadpool_run.ids import Rank, Version
 from deadpool_run.structs import Tagged
 from deadpool_run.vault.transfer import framing
 from deadpool_run.vault.transfer.streams import MAX_PARTS
+from deadpool_run.wire.peer_connection import PeerConnection
 from deadpool_run.wire.typed import Decoder, to_json
 
 TOKEN_BYTES = 16
@@ -101,14 +101,14 @@ _REQUESTS: Decoder[Request] = Decoder(Request, "a request between vaults")
 _ANSWERS: Decoder[Answer] = Decoder(Answer, "an answer between vaults")
 
 
-def send(sock: socket.socket, header: Request | Answer) -> None:
+def send(connection: PeerConnection, header: Request | Answer) -> None:
     """Send a header. Raises OSError."""
-    framing.send_frame(sock, to_json(header))
+    framing.send_frame(connection, to_json(header))
 
 
-def receive_request(sock: socket.socket, world_size: int, idle: Callable[[], bool]) -> Request | None:
+def receive_request(connection: PeerConnection, world_size: int, idle: Callable[[], bool]) -> Request | None:
     """Return the next request, or None if the peer hung up before it, as `framing.receive_frame` does."""
-    body = framing.receive_frame(sock, idle=idle)
+    body = framing.receive_frame(connection, idle=idle)
     if body is None:
         return None
     request = _REQUESTS.decode(body)
@@ -117,9 +117,9 @@ def receive_request(sock: socket.socket, world_size: int, idle: Callable[[], boo
     return request
 
 
-def receive_answer(sock: socket.socket) -> Answer:
+def receive_answer(connection: PeerConnection) -> Answer:
     """Return the answer to a request. Raises OSError and `ProtocolError`."""
-    body = framing.receive_frame(sock)
+    body = framing.receive_frame(connection)
     if body is None:
         raise ConnectionError("the peer hung up")
     return _ANSWERS.decode(body)

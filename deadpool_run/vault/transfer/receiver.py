@@ -4,7 +4,6 @@
 """
 
 import logging
-import socket
 import threading
 from typing import assert_never
 
@@ -15,6 +14,7 @@ from deadpool_run.vault.transfer.chunks import ChunkDigests
 from deadpool_run.vault.transfer.exchange import Incoming
 from deadpool_run.vault.transfer.framing import Outcome
 from deadpool_run.vault.transfer.replicas import TRANSCRIPT, Copy
+from deadpool_run.wire.peer_connection import PeerConnection
 
 _LOG = logging.getLogger("deadpool_run")
 _TIMELINE_WAIT_S = 5.0
@@ -25,23 +25,23 @@ _CAPTURE_WAIT_S = 2.0
 class Served:
     """One connection from a peer, on its own thread."""
 
-    def __init__(self, sock: socket.socket, shared: Shared) -> None:
-        self._sock = sock
+    def __init__(self, connection: PeerConnection, shared: Shared) -> None:
+        self._connection = connection
         self._shared = shared
         self.thread = threading.Thread(target=self._run, name="deadpool-serve", daemon=True)
         self.thread.start()
 
     def stop(self) -> None:
         """End the thread."""
-        framing.shut_down(self._sock)
+        framing.shut_down(self._connection.sock)
 
     def _run(self) -> None:
-        with self._sock:
+        with self._connection:
             try:
-                framing.prepare(self._sock)
+                framing.prepare(self._connection.sock)
                 while not self._shared.closing.is_set():
                     request = headers.receive_request(
-                        self._sock, self._shared.vault.world_size, idle=lambda: not self._shared.closing.is_set()
+                        self._connection, self._shared.vault.world_size, idle=lambda: not self._shared.closing.is_set()
                     )
                     if request is None:
                         return
@@ -56,7 +56,7 @@ class Served:
             case headers.Put():
                 self._take(request)
             case headers.PartHeader():
-                self._shared.striped_receives.find(request.delivery).bring(request.part, request.of, self._sock)
+                self._shared.striped_receives.find(request.delivery).bring(request.part, request.of, self._connection)
             case headers.Get():
                 self._give(request)
             case _:
@@ -70,15 +70,15 @@ class Served:
             "the rank lives on this node" if self._shared.vault.lives_here(rank) else replicas.refusal(rank, timeline)
         )
         if refusal is None and not replicas.has(rank, put.version, put.token, timeline):
-            headers.send(self._sock, headers.Go())
+            headers.send(self._connection, headers.Go())
             digests = ChunkDigests(self._shared.hasher, rank, put.version, put.token, put.nbytes)
             copy = Copy(put.version, digests, timeline, replicas.spare(rank, put.version))
             refusal = self._receive(put, copy)
         if refusal is not None:
-            headers.send(self._sock, headers.No(refusal))
+            headers.send(self._connection, headers.No(refusal))
             return
         left = replicas.trim(rank, timeline, put.held)
-        headers.send(self._sock, headers.HeldVersions(left, replicas.transcript(rank)))
+        headers.send(self._connection, headers.HeldVersions(left, replicas.transcript(rank)))
 
     def _receive(self, put: headers.Put, copy: Copy) -> str | None:
         """Receive a copy and add it; return the reason if that fails."""
@@ -91,7 +91,7 @@ class Served:
                 receive = Incoming(view, copy.digests, sources, self._shared.received).receive
                 striped_receive = streams.StripedReceive(receive, put.of)
                 with self._shared.striped_receives.running(put.delivery, striped_receive):
-                    outcome = striped_receive.outcome(receive(self._sock, 0, put.of))
+                    outcome = striped_receive.outcome(receive(self._connection, 0, put.of))
             whole = outcome is Outcome.WHOLE and is_sound(copy.memory.fd, version, put.token, put.nbytes)
         finally:
             if not whole:
@@ -109,15 +109,15 @@ class Served:
         source = find(self._shared, rank, version)
         if source is None:
             what = "transcript" if version is TRANSCRIPT else f"snapshot {version}"
-            headers.send(self._sock, headers.No(f"it holds no {what} of rank {rank}"))
+            headers.send(self._connection, headers.No(f"it holds no {what} of rank {rank}"))
             return
         try:
             of = streams.worthwhile(source.nbytes, get.of)
             if get.part >= of:
                 raise ProtocolError(f"part {get.part} is asked for, and there are {of}")
-            headers.send(self._sock, headers.Have(source.nbytes, source.token, of))
+            headers.send(self._connection, headers.Have(source.nbytes, source.token, of))
             blocks = range(get.part, source.digests.blocks, of)
-            outcome = exchange.send_part(self._sock, source, self._shared, blocks, source.still)
-            exchange.end_part(self._sock, source.digests, get.part, of, outcome)
+            outcome = exchange.send_part(self._connection, source, self._shared, blocks, source.still)
+            exchange.end_part(self._connection, source.digests, get.part, of, outcome)
         finally:
             source.close()

@@ -74,6 +74,11 @@ class Copy:
         """Identifies the content."""
         return self.digests.token
 
+    def is_as_received(self) -> bool:
+        """Return whether the memory still fits the keyed digests that came with it."""
+        with self.memory.view(self.digests.nbytes) as view:
+            return self.digests.fit(view)
+
 
 @dataclass(slots=True)
 class _Rank:
@@ -143,7 +148,7 @@ class Replicas:
                 memory.close()
 
     def move_to(self, vault: Vault, rank: Rank, *, left: bool = True) -> bool:
-        """Turn the copies of a rank into its own memory here; False without a snapshot and a transcript.
+        """Turn the copies of a rank into its own memory here; False without a snapshot and an undamaged transcript.
 
         Without `left`, snapshots that the rank left behind do not count.
         """
@@ -151,6 +156,9 @@ class Replicas:
             own = self._ranks.get(rank, _Rank())
             newest = sorted((v for v, copy in own.snapshots().items() if left or not copy.left_behind), reverse=True)
             if TRANSCRIPT not in own.copies or not newest:
+                return False
+            if not own.copies[TRANSCRIPT].is_as_received():  # torch unpickles objects in it
+                self._free(own, own.copies.pop(TRANSCRIPT))
                 return False
             transcript = own.copies.pop(TRANSCRIPT).memory.give()
             fds = [own.copies.pop(version).memory.give() for version in newest[:2]]

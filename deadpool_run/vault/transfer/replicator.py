@@ -7,7 +7,6 @@ once a newer one is known.
 
 import asyncio
 import contextlib
-import socket
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -23,6 +22,7 @@ from deadpool_run.vault.transfer.receiver import Served
 from deadpool_run.vault.transfer.replicas import Memory, Replicas
 from deadpool_run.vault.transfer.sender import Dial, LocalVersions, ReplicationLink
 from deadpool_run.vault.vault import Vault
+from deadpool_run.wire.peer_connection import PeerConnection
 from deadpool_run.wire.peers import Peer
 
 MAX_SERVED = 1024
@@ -239,13 +239,13 @@ class Replicator:
 
     # --- connections, status, close ------------------------------------------------------------------------------
 
-    def serve(self, sock: socket.socket) -> None:
+    def serve(self, connection: PeerConnection) -> None:
         """Serve a peer that connected to this node, until it hangs up."""
         self._served = [each for each in self._served if each.thread.is_alive()]
         if self._shared.closing.is_set() or len(self._served) >= MAX_SERVED:
-            sock.close()
+            connection.close()
             return
-        self._served.append(Served(sock, self._shared))
+        self._served.append(Served(connection, self._shared))
 
     def report_all(self) -> None:
         """Report all ranks again, to a coordinator that does not know."""

@@ -6,7 +6,6 @@ waited, and training never waits. Within a timeline, no snapshot is sent after a
 
 import logging
 import secrets
-import socket
 import threading
 import time
 from collections.abc import Callable
@@ -22,13 +21,14 @@ from deadpool_run.vault.transfer.headers import Identity
 from deadpool_run.vault.transfer.replicas import TRANSCRIPT
 from deadpool_run.vault.transfer.streams import StreamPool
 from deadpool_run.vault.vault import Held, Vault
+from deadpool_run.wire.peer_connection import PeerConnection
 from deadpool_run.wire.peers import Peer
 
 _LOG = logging.getLogger("deadpool_run")
 _RETRY_S = (0.05, 1.0)
 """The shortest and the longest wait after a failed delivery; a newer version is tried after the shortest."""
 
-Dial = Callable[[str, int], socket.socket]
+Dial = Callable[[str, int], PeerConnection]
 
 
 class LocalVersions:
@@ -195,7 +195,7 @@ class ReplicationLink:
 
     def _deliver(self, offer: _Offer) -> bool:
         """Send the chunks that the buddy does not have. False: try again later. Raises OSError and `ProtocolError`."""
-        sock, source = self._stream_pool.first(), offer.source
+        connection, source = self._stream_pool.first(), offer.source
         delivery = secrets.token_bytes(headers.TOKEN_BYTES)
         parts = 1 + self._stream_pool.open(streams.worthwhile(source.nbytes, self._shared.streams) - 1)
         put = headers.Put(
@@ -208,11 +208,11 @@ class ReplicationLink:
             of=parts,
             delivery=delivery,
         )
-        headers.send(sock, put)
-        answer = headers.receive_answer(sock)
+        headers.send(connection, put)
+        answer = headers.receive_answer(connection)
         if isinstance(answer, headers.Go):
             self._send(offer, delivery, parts)
-            answer = headers.receive_answer(sock)
+            answer = headers.receive_answer(connection)
         if not isinstance(answer, headers.HeldVersions):
             _LOG.debug("%s does not take rank %d: %s", self._peer.node, self._rank, answer)
             return False
@@ -230,13 +230,13 @@ class ReplicationLink:
         def still() -> bool:
             return shared.timeline.number == offer.timeline and source.still()
 
-        def send(part: int, sock: socket.socket) -> None:
+        def send(part: int, connection: PeerConnection) -> None:
             if part:
-                headers.send(sock, headers.PartHeader(delivery, part, of))
-            outcome = exchange.send_part(sock, source, shared, range(part, digests.blocks, of), still)
+                headers.send(connection, headers.PartHeader(delivery, part, of))
+            outcome = exchange.send_part(connection, source, shared, range(part, digests.blocks, of), still)
             outcomes.append(outcome)
             if part:
-                exchange.end_part(sock, digests, part, of, outcome)
+                exchange.end_part(connection, digests, part, of, outcome)
 
         self._stream_pool.work(*(partial(send, part) for part in range(of)))
         exchange.end_part(self._stream_pool.first(), digests, 0, of, max(outcomes))

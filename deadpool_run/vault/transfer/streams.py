@@ -5,13 +5,13 @@ with a `headers.PartHeader`, and the part follows as in `exchange`.
 """
 
 import contextlib
-import socket
 import threading
 from collections.abc import Callable, Iterator
 
 from deadpool_run.errors import ProtocolError
 from deadpool_run.vault.transfer import framing
 from deadpool_run.vault.transfer.framing import Outcome
+from deadpool_run.wire.peer_connection import PeerConnection
 
 MIN_PART_BYTES = 32 << 20
 """A smaller part is not worth a connection."""
@@ -29,47 +29,47 @@ class StreamPool:
     The first connection carries the messages and a part, each of the others another part.
     """
 
-    def __init__(self, dial: Callable[[], socket.socket]) -> None:
+    def __init__(self, dial: Callable[[], PeerConnection]) -> None:
         self._dial = dial
         self._lock = threading.Lock()
-        self._socks: list[socket.socket] = []
+        self._connections: list[PeerConnection] = []
         self._stopping = False
 
-    def first(self) -> socket.socket:
+    def first(self) -> PeerConnection:
         """Return the first connection, after opening it if there is none. Raises OSError."""
-        if not self._socks:
+        if not self._connections:
             self._connect()
-        return self._socks[0]
+        return self._connections[0]
 
     def open(self, count: int) -> int:
         """Open up to `count` connections besides the first; return their number."""
         with contextlib.suppress(OSError):  # continue with fewer
-            while len(self._socks) <= count:
+            while len(self._connections) <= count:
                 self._connect()
-        return min(count, len(self._socks) - 1)
+        return min(count, len(self._connections) - 1)
 
-    def work(self, own: Callable[[socket.socket], object], *tasks: Callable[[socket.socket], object]) -> None:
+    def work(self, own: Callable[[PeerConnection], object], *tasks: Callable[[PeerConnection], object]) -> None:
         """Run `own` on the first connection in this thread, and each task on another connection in its own thread.
 
         Raises the first error; call `close` then.
         """
         failures: list[Exception] = []
 
-        def run(task: Callable[[socket.socket], object], sock: socket.socket) -> None:
+        def run(task: Callable[[PeerConnection], object], connection: PeerConnection) -> None:
             try:
-                task(sock)
+                task(connection)
             except Exception as error:  # noqa: BLE001 - it is raised below
                 failures.append(error)
                 self._end_tasks()
 
         threads = [
-            threading.Thread(target=run, args=(task, sock), name="deadpool-part", daemon=True)
-            for task, sock in zip(tasks, self._socks[1:], strict=False)
+            threading.Thread(target=run, args=(task, connection), name="deadpool-part", daemon=True)
+            for task, connection in zip(tasks, self._connections[1:], strict=False)
         ]
         for thread in threads:
             thread.start()
         try:
-            own(self._socks[0])
+            own(self._connections[0])
         except BaseException:
             self._end_tasks()
             raise
@@ -83,50 +83,50 @@ class StreamPool:
         """End every wait on the connections, and open no others. Safe from any thread."""
         with self._lock:
             self._stopping = True
-            for sock in self._socks:
-                framing.shut_down(sock)
+            for connection in self._connections:
+                framing.shut_down(connection.sock)
 
     def close(self) -> None:
         """Close the connections; others may be opened."""
         with self._lock:
-            socks, self._socks = self._socks, []
-        for sock in socks:
-            sock.close()
+            connections, self._connections = self._connections, []
+        for connection in connections:
+            connection.close()
 
     def _connect(self) -> None:
         if not self._stopping:
-            sock = self._dial()
+            connection = self._dial()
             with self._lock:
-                self._socks.append(sock)
-            framing.prepare(sock)
+                self._connections.append(connection)
+            framing.prepare(connection.sock)
         if self._stopping:
             raise ConnectionError("the transfer was cancelled")
 
     def _end_tasks(self) -> None:
         with self._lock:
-            for sock in self._socks[1:]:
-                framing.shut_down(sock)
+            for connection in self._connections[1:]:
+                framing.shut_down(connection.sock)
 
 
 class StripedReceive:
     """A segment received in `of` parts. The first part's thread waits for the others, which write to the same memory."""
 
-    def __init__(self, receive: Callable[[socket.socket, int, int], Outcome], of: int) -> None:
+    def __init__(self, receive: Callable[[PeerConnection, int, int], Outcome], of: int) -> None:
         self._receive, self._of = receive, of
         self._changed = threading.Condition()
-        self._taken: dict[int, socket.socket] = {}
+        self._taken: dict[int, PeerConnection] = {}
         self._ended: dict[int, Outcome] = {}
         self._over = False
 
-    def bring(self, part: int, of: int, sock: socket.socket) -> None:
+    def bring(self, part: int, of: int, connection: PeerConnection) -> None:
         """Receive a part, in the thread of its connection. Raises OSError and `ProtocolError`."""
         with self._changed:
             if self._over or of != self._of or not 0 < part < of or part in self._taken:
                 raise ProtocolError(f"part {part} of {of} is not expected")
-            self._taken[part] = sock
+            self._taken[part] = connection
         outcome = Outcome.TORN
         try:
-            outcome = self._receive(sock, part, of)
+            outcome = self._receive(connection, part, of)
         finally:
             with self._changed:
                 self._ended[part] = outcome
@@ -143,7 +143,7 @@ class StripedReceive:
         with self._changed:
             self._over = True
             for part in self._taken.keys() - self._ended.keys():
-                framing.shut_down(self._taken[part])
+                framing.shut_down(self._taken[part].sock)
             self._changed.wait_for(lambda: len(self._ended) == len(self._taken))
 
 

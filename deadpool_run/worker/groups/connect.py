@@ -10,7 +10,6 @@ others, whose epoch is over too. Any other way to end a wait in torch's store fi
 """
 
 import contextlib
-import json
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -21,7 +20,9 @@ from datetime import timedelta
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, ProcessGroup, Store
 
-from deadpool_run.errors import AttachError
+from deadpool_run.errors import AttachError, ProtocolError
+from deadpool_run.structs import Untagged
+from deadpool_run.wire import typed
 from deadpool_run.worker.compat import c10d
 from deadpool_run.worker.groups import gloo
 
@@ -37,6 +38,13 @@ class GroupSpec:
     rank: int
     ranks: tuple[int, ...]
     timeout: timedelta
+
+
+class _Member(Untagged):
+    """What a member announces in the store. Anybody who reaches the store's port may have written it."""
+
+    endpoint: tuple[str, int]
+    groups: list[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,11 +175,11 @@ class ConnectAttempt:
     def _meet(self, store: Store) -> tuple[gloo.Endpoint, ...]:
         """Announce this process and wait for all members; return the addresses of their devices."""
         prefix, rank, size = self._rendezvous.prefix, self._rendezvous.rank, self._rendezvous.size
-        mine = {"endpoint": self._device.endpoint, "groups": [spec.group for spec in self._specs]}
+        mine = _Member(self._device.endpoint, [spec.group for spec in self._specs])
         with self._lock:
             self._check_time()
             self._is_waiting = True
-        store.set(f"{prefix}/@{rank}", json.dumps(mine))
+        store.set(f"{prefix}/@{rank}", typed.to_json(mine).decode())
         if store.add(f"{prefix}/@come", 1) == size:
             store.set(f"{prefix}/@go", _ALL_CAME)
         try:
@@ -182,15 +190,19 @@ class ConnectAttempt:
             self._is_waiting = False
         if store.get(f"{prefix}/@go") != _ALL_CAME.encode():
             raise AttachError("a member left the rendezvous, because another one was lost")
-        members = [json.loads(value) for value in c10d.get_all(store, [f"{prefix}/@{each}" for each in range(size)])]
+        try:
+            values = c10d.get_all(store, [f"{prefix}/@{each}" for each in range(size)])
+            members = [typed.from_plain(_Member, typed.parse(value)) for value in values]
+        except ProtocolError as error:
+            raise AttachError(f"a member's entry in the store is none: {error}") from error
         for spec in self._specs:
-            missing = [other for other in spec.ranks if spec.group not in members[other]["groups"]]
+            missing = [other for other in spec.ranks if spec.group not in members[other].groups]
             if missing:
                 raise AttachError(
                     f"ranks {missing} are members of the group {spec.group!r}, but have not created it.\n"
                     "Create every group during set-up or in the first two steps, so that a replacement creates it too."
                 )
-        return tuple((str(host), int(port)) for host, port in (member["endpoint"] for member in members))
+        return tuple(member.endpoint for member in members)
 
     def _end_rendezvous(self) -> None:
         """End the wait in `_meet`. Not over the connection on which it waits."""

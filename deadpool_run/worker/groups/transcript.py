@@ -9,6 +9,7 @@ Format: magic, BLAKE2b-256 of all that follows, then a MessagePack map in which 
 
 import hashlib
 import json
+import math
 import threading
 from collections.abc import Sequence
 from itertools import chain
@@ -28,6 +29,10 @@ MAX_BYTES = 64 << 20
 
 _MAGIC = b"DPTR\x00\x03"
 _DIGEST_BYTES = 32
+_DTYPES = {
+    name: value for value in vars(torch).values() if isinstance(value, torch.dtype) and (name := str(value))[6] != "q"
+}
+"""By name. A tensor of a quantized dtype that was made without a quantizer crashes the process."""
 
 Shape = tuple[str, tuple[int, ...]]
 """A tensor's dtype and size."""
@@ -154,14 +159,15 @@ class Transcript:
         transcript = cls()
         try:
             stored = msgspec.msgpack.decode(body, type=_Stored)
-            transcript.facts, transcript._entries = json.loads(stored.facts), stored.entries
+            facts = msgspec.convert(json.loads(stored.facts), dict[str, Any])
+            transcript.facts, transcript._entries = facts, stored.entries
             for entry in chain.from_iterable(stored.entries.values()):
                 transcript.nbytes += sum(len(value) for value in entry.values if value is not None)
                 entry.values = [
                     None if value is None else _tensor(*shape, value)
                     for shape, value in zip(entry.shapes, entry.values, strict=False)
                 ]
-        except (ValueError, TypeError, AttributeError, RuntimeError) as error:
+        except (ValueError, KeyError, TypeError, RuntimeError) as error:
             raise SnapshotError(f"a stored transcript is malformed: {error}") from error
         return transcript
 
@@ -181,9 +187,10 @@ def _is_control(tensor: torch.Tensor) -> bool:
 
 
 def _tensor(dtype_name: str, sizes: tuple[int, ...], value: bytes) -> torch.Tensor:
-    tensor = torch.empty(sizes, dtype=getattr(torch, dtype_name.removeprefix("torch.")))
-    if tensor.nbytes != len(value):
-        raise ValueError(f"{len(value)} bytes for {list(sizes)} {dtype_name}")
+    dtype = _DTYPES[dtype_name]
+    if any(not 0 <= size <= MAX_BYTES for size in sizes) or math.prod(sizes) * dtype.itemsize != len(value):
+        raise ValueError(f"{len(value)} bytes for {list(sizes)} {dtype_name}")  # before torch takes memory for it
+    tensor = torch.empty(sizes, dtype=dtype)
     if value:
-        tensor.copy_(torch.frombuffer(bytearray(value), dtype=tensor.dtype).view(sizes))
+        tensor.copy_(torch.frombuffer(bytearray(value), dtype=dtype).view(sizes))
     return tensor

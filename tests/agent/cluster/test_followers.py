@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 from kit.ends import Changes, NodeEnd, within_bound
+from kit.sealed import sealed_pair
 
 from deadpool_run.agent.cluster.followers import Followers
 from deadpool_run.coordinator.journal import Journal
@@ -134,7 +135,7 @@ def test_a_change_of_the_voters_asks_them_at_once_who_knows_it():
         followers = Followers(leader, leadership, LAUNCH)
         ends = {}
         for name in ("voter", "other"):
-            ours, theirs = socket.socketpair()
+            ours, theirs = sealed_pair()
             ends[name] = NodeEnd(theirs)
             ends[name].send(peers.Join(ev.Place(name), LAUNCH))
             followers.connections.accept(ours)
@@ -159,7 +160,7 @@ def test_a_heartbeat_that_is_due_goes_before_the_next_fact_and_at_once():
         leader, leadership = FakeLeader(), FakeLeadership()
         leader.welcome = lambda node: (peers.Joined(node, "id", "name", SETTINGS, None),)
         followers = Followers(leader, leadership, LAUNCH)
-        ours, theirs = socket.socketpair()
+        ours, theirs = sealed_pair()
         end = NodeEnd(theirs)
         end.send(peers.Join(ev.Place("n"), LAUNCH))
         followers.connections.accept(ours)
@@ -167,12 +168,12 @@ def test_a_heartbeat_that_is_due_goes_before_the_next_fact_and_at_once():
         leadership.beat = peers.Heartbeat(0, 5.0, 1, 2)
         followers.heard("n", peers.Fact(ev.TimeAdvanced()))
         with pytest.raises(BlockingIOError):
-            theirs.recv(1, socket.MSG_PEEK)
+            theirs.sock.recv(1, socket.MSG_PEEK)
         loop = asyncio.get_running_loop()
         followers._timer.cancel()
         followers._timer = loop.call_at(loop.time() - 1, lambda: None)
         followers.heard("n", peers.Fact(ev.TimeAdvanced()))
-        assert b"Heartbeat" in theirs.recv(1 << 10, socket.MSG_PEEK), "and the loop has not turned"
+        assert b"Heartbeat" in theirs.sock.recv(1 << 10, socket.MSG_PEEK), "and the loop has not turned"
         await followers.end(peers.End(0, ""))
         end.close()
 
@@ -186,7 +187,7 @@ def test_nodes_that_come_in_one_turn_of_the_loop_are_taken_in_together():
         followers = Followers(leader, leadership, LAUNCH)
         ends = []
         for name in ("a", "b"):
-            ours, theirs = socket.socketpair()
+            ours, theirs = sealed_pair()
             ends.append(NodeEnd(theirs))
             ends[-1].send(peers.Join(ev.Place(name), LAUNCH))
             followers.connections.accept(ours)

@@ -12,6 +12,7 @@ from deadpool_run.core.leadership import election
 from deadpool_run.core.leadership import electorate as el
 from deadpool_run.ids import NodeId
 from deadpool_run.wire import peers
+from deadpool_run.wire.auth import Credentials
 
 LONG_S = 1000.0
 """A node time-out within which nothing happens by itself."""
@@ -49,7 +50,7 @@ def body():
 
 
 def leadership(agent, body):
-    return Leadership(agent, [], body, Cluster(endpoints=(), token=b"token", node_name=""))
+    return Leadership(agent, [], body, Cluster(endpoints=(), token=b"token", node_name=""), Credentials(b"token"))
 
 
 def answer(node, leader, sent_at):

@@ -15,8 +15,9 @@ from deadpool_run.agent.node.node import LocalNode
 from deadpool_run.core import effects as do
 from deadpool_run.core import events as ev
 from deadpool_run.core.effects import Effect
-from deadpool_run.ids import NodeId, Rank, WorkerId
+from deadpool_run.ids import Rank, WorkerId
 from deadpool_run.wire import peers
+from deadpool_run.wire.auth import Credentials
 
 if TYPE_CHECKING:
     from shell_job import Job, SimAgent
@@ -187,10 +188,10 @@ class SimForkServer:
 
     def __init__(self, agent: SimAgent) -> None:
         self._agent = agent
-        self.witness: tuple[NodeId, Sequence[tuple[str, int]]] | None = None
+        self.witness: tuple[Credentials, Sequence[tuple[str, int]]] | None = None
 
-    def testify(self, node: NodeId, _token: bytes, agents: Sequence[tuple[str, int]]) -> None:
-        self.witness = node, agents
+    def testify(self, credentials: Credentials, agents: Sequence[tuple[str, int]]) -> None:
+        self.witness = credentials, agents
 
     def fork(self, _child: object) -> None: ...
 

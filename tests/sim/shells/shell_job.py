@@ -218,7 +218,7 @@ class Job:
         """The fork server has lived longer: it tells the voters."""
         if agent.forkserver.witness is None or not agent.machine.power:
             return
-        node, addresses = agent.forkserver.witness
+        credentials, addresses = agent.forkserver.witness
         loop = VirtualLoop(f"{agent.name}'s witness", agent.machine, self.clock, self.rng)
         loop.set_exception_handler(lambda _, context: self.failures.append((loop.name, context)))
         self.scheduler.loops.append(loop)
@@ -226,11 +226,12 @@ class Job:
         async def tell() -> None:
             for address, port in addresses:
                 try:
-                    sock = await handshake.connect(address, port, ConnectionRole.VOTE, _TOKEN, 1.0)
+                    connection = await handshake.connect(address, port, ConnectionRole.VOTE, credentials, 1.0)
                 except (OSError, GreetingRefusedError):
                     continue
-                await loop.sock_sendall(sock, peers.encode(AgentEnded(node)))
-                sock.close()
+                frame = peers.encode(AgentEnded(credentials.node))
+                await loop.sock_sendall(connection.sock, frame + connection.sending.tag(frame))
+                connection.close()
 
         loop.create_task(tell())
 

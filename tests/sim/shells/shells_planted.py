@@ -125,8 +125,8 @@ def who_asks_is_redirected_to_who_was_asked(patch):
     patch.setattr(Participation, "_redirect", _redirect_here)
 
 
-def _redirect_here(member, sock):
-    link = PeerLink(sock, lambda _: None)
+def _redirect_here(member, connection):
+    link = PeerLink(connection, lambda _: None)
     link.send(peers.Redirect(member._here, member._leadership.agents()))
     link.close_when_flushed()
 

@@ -59,10 +59,10 @@ async def _reach(cluster: Cluster, address: str, port: int) -> Any:
     """Stand for `rendezvous.redirect`."""
     loop: Any = asyncio.get_running_loop()
     try:
-        sock = await handshake.connect(address, port, ConnectionRole.MEMBER, cluster.token, 1.0)
+        connection = await handshake.connect(address, port, ConnectionRole.MEMBER, rendezvous.searcher(cluster), 1.0)
     except (OSError, GreetingRefusedError):
         return None
-    return rendezvous.Found(sock, loop.machine.address, _listener(loop.agent.job, loop.machine))
+    return rendezvous.Found(connection, loop.machine.address, _listener(loop.agent.job, loop.machine))
 
 
 def _listener(job: Job, machine: Machine) -> SimSocket:

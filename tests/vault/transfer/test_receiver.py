@@ -22,7 +22,8 @@ class Owner:
     """An owner of rank 0 elsewhere, played by the test."""
 
     def __init__(self, node):
-        self.sock = connect(*node.listener.getsockname())
+        self.connection = connect(*node.listener.getsockname())
+        self.sock = self.connection.sock
         self.sock.settimeout(LIMIT_S)
         self.fd = segments.create_memory("played")
 
@@ -34,8 +35,8 @@ class Owner:
 
     def ask(self, **message):
         self.asked = message
-        framing.send_frame(self.sock, to_json(message))
-        return headers.receive_answer(self.sock)
+        framing.send_frame(self.connection, to_json(message))
+        return headers.receive_answer(self.connection)
 
     def offer(self, version, timeline=0, held=None):
         held = [(version, self.token)] if held is None else held
@@ -66,16 +67,18 @@ class Owner:
             for number in range(digests.blocks if blocks is None else blocks):
                 self.say(exchange._DIGESTS, body=digests.of_block(number, view))
                 block = digests.block(number)
-                answer = framing.receive_exactly(self.sock, len(block))
+                answer = framing.receive_sealed(self.connection, len(block))
                 missing = [
                     (sent or self.bytes)[slice(*each)] for each, lacks in zip(block, answer, strict=True) if lacks
                 ]
-                self.say(exchange._CHUNKS, body=b"".join(missing))
+                self.say(exchange._CHUNKS, sum(map(len, missing)))
+                self.sock.sendall(b"".join(missing))
         self.say(exchange._END, status, seal or digests.seal(0, 1))
-        return headers.receive_answer(self.sock)
+        return headers.receive_answer(self.connection)
 
     def say(self, kind, number=None, body=b""):
-        self.sock.sendall(exchange._HEAD.pack(kind, len(body) if number is None else number) + body)
+        head = exchange._HEAD.pack(kind, len(body) if number is None else number)
+        self.connection.send(*filter(None, (head, body)))
 
     def put_all(self, version, timeline=0, **other):
         assert self.put(version, timeline, **other) == Go()
@@ -389,8 +392,8 @@ async def test_garbage_ends_its_connection_and_nothing_else():
         for name, data in GARBAGE.items():
             stranger = connect(*node.listener.getsockname())
             try:
-                stranger.sendall(data)
-                await off(lambda stranger=stranger: expect_end(stranger))
+                stranger.send(data)
+                await off(lambda stranger=stranger: expect_end(stranger.sock))
             except AssertionError as error:
                 raise AssertionError(f"{name} was not refused: {error}") from None
             finally:
@@ -410,9 +413,9 @@ def expect_end(sock):
 async def test_a_frame_cut_short_is_nothing(cut):
     async with pair() as (node, owner):
         stranger = connect(*node.listener.getsockname())
-        stranger.sendall(frame(to_json(BASE))[:cut])
-        stranger.shutdown(framing.socket.SHUT_WR)
-        await off(lambda: expect_end(stranger))
+        stranger.sock.sendall(frame(to_json(BASE))[:cut])
+        stranger.sock.shutdown(framing.socket.SHUT_WR)
+        await off(lambda: expect_end(stranger.sock))
         stranger.close()
         owner.write(5)
         assert isinstance(await off(owner.put_all, 5), HeldVersions)
@@ -437,7 +440,7 @@ async def test_chunks_of_another_length_end_the_connection(length):
         owner.write(5)
         assert await off(owner.put, 5) == Go()
         owner.say(exchange._DIGESTS, body=bytes(2 * DIGEST_BYTES))
-        assert await off(framing.receive_exactly, owner.sock, 2) == b"\1\1"
+        assert await off(framing.receive_sealed, owner.connection, 2) == b"\1\1"
         owner.say(exchange._CHUNKS, length)
         await off(lambda: expect_end(owner.sock))
         assert node.replicator._shared.replicas.open(Rank(0), Version(5)) is None
@@ -467,8 +470,8 @@ async def test_a_peer_that_is_silent_between_messages_is_not(monkeypatch):
     asked = []
     honest = framing.receive_frame
 
-    def receive_frame(sock, *, idle=lambda: False):
-        return honest(sock, idle=lambda: idle() and not asked.append(True))
+    def receive_frame(connection, *, idle=lambda: False):
+        return honest(connection, idle=lambda: idle() and not asked.append(True))
 
     monkeypatch.setattr(framing, "receive_frame", receive_frame)
     async with pair() as (_node, owner):

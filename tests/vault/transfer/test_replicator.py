@@ -7,6 +7,7 @@ from vault_kit import FakeBuddy, cluster, connect, content, in_loop, off
 
 from deadpool_run.agent.node.node import LocalNode
 from deadpool_run.ids import Rank, Version
+from deadpool_run.vault import segments
 from deadpool_run.wire.peers import Buddies
 
 
@@ -43,6 +44,22 @@ async def test_a_replacement_elsewhere_gets_the_transcript_and_then_the_version(
         assert c.body(0, 5) == content(0, 5)
         c.replicator.set_buddies({Rank(0): (b.peer,)})
         await c.until_safe(0, 5)
+
+
+@in_loop
+async def test_a_transcript_that_is_not_as_it_was_received_is_not_given_to_a_replacement():
+    """torch unpickles the objects in it: here and where it is fetched, it must be what its owner's agent sent."""
+    async with cluster("a", "b", "c") as (a, b, c):
+        a.holds(4)
+        a.copies_to(b)
+        await a.until_safe(0, 4)
+        copy, fd = b.replicator._shared.replicas.open(Rank(0), None)
+        segments.write_blob(fd, b"a transcribed")  # whole, with a digest that fits, but without the key
+        b.replicator._shared.replicas.shut(copy, fd)
+        assert "damaged" in await c.seat(0, b.peer)
+        assert await b.seat(0) == "this node holds no snapshot and transcript of rank 0"
+        assert b.vault.open_transcript(Rank(0)) is None
+        assert b.replicator.versions(Rank(0)) == ()
 
 
 @in_loop
@@ -305,22 +322,22 @@ async def test_a_replicator_closes_whatever_it_does(busy):
         a.seal(0)
         match busy:
             case "serving":
-                sock = await off(connect, *a.listener.getsockname())
-                sock.sendall(b"\0\0\0")
+                peer = await off(connect, *a.listener.getsockname())
+                peer.sock.sendall(b"\0\0\0")
                 await a.until_serving()
             case "sending" | "fetching":
-                sock = FakeBuddy()
+                peer = FakeBuddy()
                 if busy == "sending":
-                    a.replicator.set_buddies({Rank(0): (sock.peer,)})
+                    a.replicator.set_buddies({Rank(0): (peer.peer,)})
                 else:
-                    a.replicator.fetch(Rank(0), Version(3), sock.peer, lambda _: None)
-                await off(sock.accept)
-                await off(sock.offered)
+                    a.replicator.fetch(Rank(0), Version(3), peer.peer, lambda _: None)
+                await off(peer.accept)
+                await off(peer.offered)
             case _:
-                sock = FakeBuddy()
-                sock.listener.close()
-                a.replicator.set_buddies({Rank(0): (sock.peer,)})
+                peer = FakeBuddy()
+                peer.listener.close()
+                a.replicator.set_buddies({Rank(0): (peer.peer,)})
         began = a.loop.time()
         await a.close()
         assert a.loop.time() - began < 2
-        sock.close()
+        peer.close()

@@ -35,13 +35,15 @@ class Pair:
 
 def peek(buddy, nbytes):
     """Wait until so much has come, and leave it there."""
-    assert buddy.sock.recv_into(bytearray(nbytes), nbytes, socket.MSG_PEEK | socket.MSG_WAITALL) == nbytes
+    assert buddy.connection.sock.recv_into(bytearray(nbytes), nbytes, socket.MSG_PEEK | socket.MSG_WAITALL) == nbytes
 
 
 def lacks_everything(buddy, offer):
     """Have the offered segment sent, and answer in advance that every chunk is missing."""
     buddy.say(Go())
-    buddy.sock.sendall(b"\1" * digests_of(offer).chunks)
+    digests = digests_of(offer)
+    for number in range(digests.blocks):
+        buddy.connection.send(b"\1" * len(digests.block(number)))
 
 
 async def begin(owner, buddy):
@@ -169,7 +171,7 @@ async def test_a_buddy_that_hangs_up_midway_is_tried_again():
     async with Pair() as (owner, buddy):
         owner.capture(0, 1, body=LARGE)
         lacks_everything(buddy, await begin(owner, buddy))
-        await off(framing.receive_exactly, buddy.sock, 100 * KIB)
+        await off(framing.receive_exactly, buddy.connection.sock, 100 * KIB)
         await off(buddy.accept)
         offer = await off(buddy.offered)
         assert offer.version == 1
@@ -193,7 +195,7 @@ async def test_nonsense_for_an_answer_is_not_believed(answer):
     async with Pair() as (owner, buddy):
         owner.capture(0, 1)
         await begin(owner, buddy)
-        framing.send_frame(buddy.sock, to_json(answer))
+        framing.send_frame(buddy.connection, to_json(answer))
         await off(buddy.accept)  # another connection, on which it is offered again
         assert (await off(buddy.offered)).version == 1
         assert owner.told[0] == ((), False, 0)

@@ -1,10 +1,10 @@
 """A segment that goes over several connections is the one that goes over one, and nothing of it is believed half."""
 
 import asyncio
-import socket
 import threading
 
 import pytest
+from kit.sealed import sealed_pair
 from vault_kit import KIB, LIMIT_S, cluster, connect, content, in_loop, off
 
 from deadpool_run.errors import ProtocolError
@@ -27,14 +27,14 @@ class Dialled:
     """Connects, and notes what it has."""
 
     def __init__(self, most=None):
-        self.socks = []
+        self.connections = []
         self.most = most
 
     def __call__(self, address, port):
-        if self.most is not None and len(self.socks) >= self.most:
+        if self.most is not None and len(self.connections) >= self.most:
             raise ConnectionRefusedError("no more of them")
-        self.socks.append(connect(address, port))
-        return self.socks[-1]
+        self.connections.append(connect(address, port))
+        return self.connections[-1]
 
 
 # --- parts -----------------------------------------------------------------------------------------------------------
@@ -60,7 +60,7 @@ async def test_a_large_snapshot_is_sent_over_as_many_connections_as_there_are(mo
             a.copies_to(b)
             await a.until(lambda version=version: 0 in a.told and version in a.told[0][0])
             assert b.copy_of(0, version) == content(0, version, nbytes=BODY_BYTES)
-        assert len(dial.socks) == (most or 4), "and they are used again"
+        assert len(dial.connections) == (most or 4), "and they are used again"
 
 
 @pytest.mark.parametrize("most", [None, 3, 2])
@@ -71,11 +71,11 @@ async def test_a_large_snapshot_is_fetched_over_as_many_connections_as_there_are
         a.capture(0, 4, body=content(0, 4, nbytes=BODY_BYTES))
         a.seal(0)
         assert await b.seat(0, a.peer) is None
-        before = len(dial.socks)
+        before = len(dial.connections)
         dial.most = most and before + most
         assert await b.fetch(0, 4, a.peer) is None
         assert b.body(0, 4) == content(0, 4, nbytes=BODY_BYTES)
-        assert len(dial.socks) - before == (most or 4)
+        assert len(dial.connections) - before == (most or 4)
 
 
 @in_loop
@@ -100,7 +100,7 @@ async def test_a_connection_that_breaks_takes_the_delivery_with_it_and_it_is_mad
         a.capture(0, 0, body=content(0, 0, nbytes=BODY_BYTES))
         a.copies_to(b)
         await a.until_safe(0, 0)
-        framing.shut_down(dial.socks[2])
+        framing.shut_down(dial.connections[2].sock)
         a.capture(0, 1, body=content(0, 1, nbytes=BODY_BYTES))
         await a.until_safe(0, 0, 1)
         assert b.copy_of(0, 1) == content(0, 1, nbytes=BODY_BYTES)
@@ -109,14 +109,14 @@ async def test_a_connection_that_breaks_takes_the_delivery_with_it_and_it_is_mad
 # --- one end at a time -----------------------------------------------------------------------------------------------
 
 
-def take(sock, _part, _of):
+def take(connection, _part, _of):
     """Receive a part that consists of its outcome."""
-    return Outcome(framing.receive_exactly(sock, 1)[0])
+    return Outcome(framing.receive_exactly(connection.sock, 1)[0])
 
 
 def bring(striped_receive, part, of, outcome=Outcome.WHOLE, *, cut_off=False):
     """Bring a part on a thread of its own."""
-    ours, theirs = socket.socketpair()
+    ours, theirs = sealed_pair()
 
     def run():
         with theirs:
@@ -128,7 +128,7 @@ def bring(striped_receive, part, of, outcome=Outcome.WHOLE, *, cut_off=False):
     thread = threading.Thread(target=run)
     thread.start()
     if not cut_off:
-        ours.sendall(bytes([outcome]))
+        ours.sock.sendall(bytes([outcome]))
     ours.close()
     thread.join(LIMIT_S)
     assert not thread.is_alive()
@@ -182,16 +182,16 @@ def test_a_part_comes_once_and_not_after_the_end():
 async def test_nobody_writes_any_more_once_a_striped_receive_is_closed():
     striped_receives, came = StripedReceives(), threading.Event()
 
-    def take_much(sock, _part, _of):
-        framing.receive_exactly(sock, 1)
+    def take_much(connection, _part, _of):
+        framing.receive_exactly(connection.sock, 1)
         came.set()
-        framing.receive_exactly(sock, 1)
+        framing.receive_exactly(connection.sock, 1)
 
-    ours, theirs = socket.socketpair()
+    ours, theirs = sealed_pair()
     with ours, theirs:
         with striped_receives.running(b"d", StripedReceive(take_much, 2)):
             bringing = asyncio.create_task(off(striped_receives.find(b"d").bring, 1, 2, theirs))
-            ours.sendall(b"1")
+            ours.sock.sendall(b"1")
             assert await off(came.wait, LIMIT_S)
         with pytest.raises(OSError, match="hung up"):
             await bringing
@@ -214,7 +214,7 @@ def test_a_stream_pool_says_what_went_wrong_and_leaves_no_thread():
     pairs = []
 
     def dial():
-        pairs.append(socket.socketpair())
+        pairs.append(sealed_pair())
         return pairs[-1][0]
 
     stream_pool = StreamPool(dial)
@@ -224,8 +224,8 @@ def test_a_stream_pool_says_what_went_wrong_and_leaves_no_thread():
     def fail(_):
         raise OSError("broken")
 
-    def wait(sock):
-        assert sock.recv(1) == b"", "what fails ends the others' waits"
+    def wait(connection):
+        assert connection.sock.recv(1) == b"", "what fails ends the others' waits"
 
     with pytest.raises(OSError, match="broken"):
         stream_pool.work(lambda _: None, fail, wait)
@@ -248,7 +248,7 @@ def test_a_stream_pool_says_what_went_wrong_and_leaves_no_thread():
 async def test_what_was_never_offered_has_no_parts(monkeypatch):
     monkeypatch.setattr(framing, "TIMEOUT_S", 0.2)
     async with cluster("a") as (a,):
-        with connect(a.peer.address, a.peer.port) as sock:
-            headers.send(sock, headers.PartHeader(bytes(16), 1, 2))
-            assert await off(sock.recv, 1) == b"", "the connection is given up"
+        with connect(a.peer.address, a.peer.port) as connection:
+            headers.send(connection, headers.PartHeader(bytes(16), 1, 2))
+            assert await off(connection.sock.recv, 1) == b"", "the connection is given up"
         assert a.replicator.versions(Rank(0)) == ()

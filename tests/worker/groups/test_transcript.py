@@ -1,12 +1,17 @@
 """The transcript as a file format and as a player; no processes."""
 
+import contextlib
 import hashlib
 
 import msgspec
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from kit.garbage import JSON, texts
 
 from deadpool_run.errors import SnapshotError
+from deadpool_run.worker.groups import transcript as transcript_module
 from deadpool_run.worker.groups.transcript import _MAGIC, MAX_FLOAT_BYTES, Transcript
 
 KINDS = [
@@ -133,6 +138,9 @@ SHAPE = ["torch.int64", [2]]
         [],
         {"entries": {}},
         {"entries": {}, "facts": b"{"},
+        {"entries": {}, "facts": b"[1]"},
+        {"entries": {}, "facts": b"[" * 100_000},
+        {"entries": {}, "facts": b"1" * 10_000},
         {"entries": {"0": 1}, "facts": b"{}"},
         *(
             {"entries": {"0": [{"name": "recv", "shapes": [shape], "values": [value]}]}, "facts": b"{}"}
@@ -143,11 +151,56 @@ SHAPE = ["torch.int64", [2]]
                 (["torch.nonsense", [2]], bytes(16)),
                 (["torch.nn", [2]], bytes(16)),
                 (["torch.int64", [-2]], bytes(16)),
+                (["torch.int64", [-2, -1]], bytes(16)),
+                (["torch.int64", [1 << 40]], bytes(16)),
+                (["torch.int64", [1 << 62] * 3], bytes(16)),
+                (["torch.int64", [0, 1 << 62, 1 << 62]], b""),
+                (["torch.onnx", [2]], bytes(16)),
+                (["torch.quint4x2", [2]], bytes(16)),  # torch crashes
             )
         ),
     ],
 )
 def test_malformed_content_is_refused_even_with_its_digest(content):
-    body = msgspec.msgpack.encode(content)
     with pytest.raises(SnapshotError, match="is malformed"):
-        Transcript.from_bytes(_MAGIC + hashlib.blake2b(body, digest_size=32).digest() + body)
+        Transcript.from_bytes(stored(msgspec.msgpack.encode(content)))
+
+
+def stored(body):
+    """A transcript whose digest fits, whatever it holds: the digest has no key, and anybody can make it."""
+    return _MAGIC + hashlib.blake2b(body, digest_size=32).digest() + body
+
+
+@pytest.mark.parametrize("body", [b"", b"\xc1", b"\x91" * 100_000, b"\xdf\xff\xff\xff\xff", b"\xc6\xff\xff\xff\xff"])
+def test_bytes_that_are_no_content_are_refused_even_with_their_digest(body):
+    with pytest.raises(SnapshotError, match="is malformed"):
+        Transcript.from_bytes(stored(body))
+
+
+SIZES = st.lists(st.integers(-2, 3) | st.integers(-(1 << 63), (1 << 64) - 1), max_size=4)
+SHAPES = st.lists(st.tuples(st.sampled_from(sorted(transcript_module._DTYPES)) | st.text(), SIZES), max_size=3)
+VALUES = st.lists(st.none() | st.binary(max_size=24) | JSON, max_size=3)
+ENTRIES = st.fixed_dictionaries(
+    {"name": st.text() | JSON, "shapes": SHAPES | JSON, "values": VALUES | JSON}, optional={"source": JSON}
+)
+GROUPS = st.dictionaries(st.text(max_size=2), st.lists(ENTRIES, max_size=3), max_size=2)
+CONTENTS = st.fixed_dictionaries({"entries": GROUPS | JSON, "facts": st.just(b"{}") | texts() | JSON}) | JSON
+
+
+@given(st.binary() | st.binary().map(stored) | CONTENTS.map(lambda each: stored(packed(each))))
+def test_any_bytes_are_a_transcript_or_one_error(data):
+    with contextlib.suppress(SnapshotError):
+        transcript = Transcript.from_bytes(data)
+        for group, entries in transcript._entries.items():
+            for each in entries:
+                with contextlib.suppress(RuntimeError, KeyError, OverflowError):  # of the test: no such tensor
+                    outputs = [torch.zeros(sizes, dtype=transcript_module._DTYPES[name]) for name, sizes in each.shapes]
+                    transcript.play(group, each.name, outputs)
+
+
+def packed(content):
+    """MessagePack of anything; text and numbers that it does not have are left out."""
+    try:
+        return msgspec.msgpack.encode(content)
+    except (UnicodeEncodeError, OverflowError):
+        return b"\xc0"

@@ -1,0 +1,33 @@
+"""An authenticated connection between two agents: the socket, and the seals of both directions."""
+
+import socket
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+from deadpool_run.wire.seal import Seal
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PeerConnection:
+    """The result of a greeting. Whoever sends or receives on the socket uses the seals, in order."""
+
+    sock: socket.socket
+    sending: Seal
+    receiving: Seal
+
+    def send(self, *frames: bytes) -> None:
+        """Send frames at once, each with its tag. Blocking. Raises OSError."""
+        self.sock.sendall(b"".join(frame + self.sending.tag(frame) for frame in frames))
+
+    def close(self) -> None:
+        """Close the socket."""
+        self.sock.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
