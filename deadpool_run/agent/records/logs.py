@@ -221,7 +221,7 @@ class _Opener:
     """Makes folders and opens files in a thread, which a file system that stalls may keep."""
 
     def __init__(self) -> None:
-        self._sink = Sink("deadpool-log-opener")
+        self._sink = Sink("deadpool-log-opener", stays=False)
         self._late: threading.Event | None = None
         """Set when the call has ended that took too long."""
 

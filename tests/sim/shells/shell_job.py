@@ -406,5 +406,9 @@ class Job:
             if agent.agent._member is not None and agent.agent._member.leader is not None:
                 agent.agent._member.leader._journal.close()
         for thread in threading.enumerate():
-            if thread.name == "deadpool-journal":  # of a leader that has resigned
+            if thread.name in {
+                "deadpool-journal",
+                "deadpool-record",
+                "deadpool-leader-file",
+            }:  # which end by themselves
                 thread.join()
