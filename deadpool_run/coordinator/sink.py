@@ -23,8 +23,10 @@ class Sink:
     Data over `max_bytes` is dropped and counted. A thread that waits for a disk does not keep the process from ending.
     """
 
-    def __init__(self, name: str, max_bytes: int = 16 << 20) -> None:
+    def __init__(self, name: str, max_bytes: int = 16 << 20, *, stays: bool = True) -> None:
+        """Unless it `stays`, the thread ends when there is nothing to do, and the next request starts another."""
         self._name = name
+        self._stays = stays
         self._max_bytes = max_bytes
         lock = threading.Lock()
         self._work, self._room = threading.Condition(lock), threading.Condition(lock)
@@ -69,9 +71,10 @@ class Sink:
             self._closing = True
             self._work.notify()
             self._room.notify_all()
-        if self._thread is not None:
-            self._thread.join(max(0.0, grace_s))
-        return self._thread is None or not self._thread.is_alive()
+            thread = self._thread
+        if thread is not None:
+            thread.join(max(0.0, grace_s))
+        return thread is None or not thread.is_alive()
 
     def _has_thread(self) -> bool:
         """Start the thread if there is none. Its start does not wait for the lock that the caller holds."""
@@ -106,7 +109,8 @@ class Sink:
             if not self._queue and not self._closing:
                 self._work.wait(_PAUSE_S)  # nobody notifies but `close`: lines gather
             while not self._queue:
-                if self._closing:
+                if self._closing or not self._stays:
+                    self._thread = None
                     return None
                 self._idle = True
                 self._work.wait()

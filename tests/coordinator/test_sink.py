@@ -199,3 +199,14 @@ def test_what_cannot_be_opened_is_reported(sink, tmp_path):
     assert [fault.errno for fault in faults] == [errno.ENOENT]
     assert not stream.put(b"late\n")
     assert stream.dropped == 2
+
+
+def test_a_thread_that_does_not_stay_ends_and_another_takes_its_place(tmp_path):
+    sink, done = Sink("test-sink", stays=False), []
+    for number in range(3):
+        assert sink.put(lambda number=number: done.append((number, threading.get_ident())))
+        while any(thread.name == "test-sink" for thread in threading.enumerate()):
+            os.sched_yield()
+    assert [number for number, _ in done] == [0, 1, 2]
+    assert sink.close(0)
+    assert not sink.put(done.clear)

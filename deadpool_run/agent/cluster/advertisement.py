@@ -41,7 +41,7 @@ class Advertisement:
         self._leader: Leader | None = None
         self._on_superseded = on_superseded
         self._claiming = Tasks()
-        self._files = Sink("deadpool-leader-file")
+        self._files = Sink("deadpool-leader-file", stays=False)
         assert spec.cluster is not None
         self._cluster = spec.cluster
 

@@ -28,7 +28,7 @@ MAX_LINE_BYTES = 1 << 20
 _DRAIN_TIMEOUT_S = 30.0
 """At the end: how long the console and the disk may take to accept what workers have written."""
 _OPEN_TIMEOUT_S = 1.0
-"""How long a log file may take to be opened. After that the output goes to the console."""
+"""How long a log file may take to be opened for a worker. After that a thread copies the worker's output to it, once it is open."""
 _MAX_BYTES = 32 << 20
 """Output of all workers that waits for the disk."""
 
@@ -127,22 +127,19 @@ class Logs:
                 return self._start_tee(stream, path, self._attempt / f"filtered_{stream.name}.log", prefix)
             if tee or stream.flag in self._spec.redirects.get(local_rank, Streams.NONE):
                 fd = self._opener.open(path)
-                if fd is not None:
-                    return fd
-                tell(f"{path} cannot be opened within {_OPEN_TIMEOUT_S:g} s: {stream.name} of rank {rank} is not in it")
+                return self._start_copy(path) if fd is None else fd
         return None if shown else os.open(os.devnull, os.O_WRONLY)
 
     def _start_tee(self, stream: _Stream, path: Path, filtered: Path, prefix: bytes) -> int:
-        reader, writer = os.pipe()
         needles = tuple(needle.encode() for needle in self._needles[stream.name])
-        tee = _Tee(
-            reader,
-            prefix=prefix,
-            needles=needles,
-            console=self.console.stream(stream.console_fd),
-            file=self._log(path),
-            filtered=self._log(filtered) if needles else None,
+        shown = _Shown(
+            prefix, needles, self.console.stream(stream.console_fd), self._log(filtered) if needles else None
         )
+        return self._start_copy(path, shown)
+
+    def _start_copy(self, path: Path, shown: "_Shown | None" = None) -> int:
+        reader, writer = os.pipe()
+        tee = _Tee(reader, self._log(path), shown)
         tee.start()
         self._forget_ended()
         self._tees.append(tee)
@@ -166,62 +163,65 @@ def line_prefix(template: str, role: str, local_rank: int, rank: int) -> bytes:
     return Template(template or "[${role_name}${local_rank}]:").safe_substitute(macros).encode()
 
 
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    """Where lines of a stream are shown too. Those with one of the needles also go to `filtered`."""
+
+    prefix: bytes
+    needles: tuple[bytes, ...]
+    console: Stream
+    filtered: Stream | None
+
+    def put(self, lines: list[bytes]) -> None:
+        if not lines:
+            return
+        self.console.put(self._prefixed(lines), patience_s=PATIENCE_S)
+        chosen = [line for line in lines if any(needle in line for needle in self.needles)]
+        if chosen and self.filtered is not None:
+            self.filtered.put(self._prefixed(chosen), patience_s=PATIENCE_S)
+
+    def _prefixed(self, lines: list[bytes]) -> bytes:
+        return b"".join(b"%b%b\n" % (self.prefix, line) for line in lines)
+
+
 class _Tee(threading.Thread):
     """Copies one stream of one worker until its last holder has closed it.
 
     A file or console that is slow slows the worker down. One that has stalled, such as a pager's, costs lines.
     """
 
-    def __init__(  # noqa: PLR0913 - where a line comes from, where it goes, and how it looks there
-        self,
-        reader: int,
-        *,
-        prefix: bytes,
-        needles: tuple[bytes, ...],
-        console: Stream,
-        file: Stream,
-        filtered: Stream | None,
-    ) -> None:
+    def __init__(self, reader: int, file: Stream, shown: _Shown | None) -> None:
         super().__init__(name="deadpool-tee", daemon=True)
-        self._reader = reader
-        self._prefix = prefix
-        self._needles = needles
-        self._console, self._file, self._filtered = console, file, filtered
+        self._reader, self._file, self._shown = reader, file, shown
 
     @property
     def dropped(self) -> int:
         """The number of lines that are missing in its files."""
-        return self._file.dropped + (0 if self._filtered is None else self._filtered.dropped)
+        filtered = None if self._shown is None else self._shown.filtered
+        return self._file.dropped + (0 if filtered is None else filtered.dropped)
 
     def run(self) -> None:
         rest = b""
         while data := os.read(self._reader, _READ_BYTES):
             self._file.put(data, patience_s=PATIENCE_S)
-            *lines, rest = (rest + data).split(b"\n")
-            if len(rest) > MAX_LINE_BYTES:
-                lines, rest = [*lines, rest], b""
-            self._show(lines)
-        if rest:
-            self._show([rest])
+            if self._shown is not None:
+                *lines, rest = (rest + data).split(b"\n")
+                if len(rest) > MAX_LINE_BYTES:
+                    lines, rest = [*lines, rest], b""
+                self._shown.put(lines)
         os.close(self._reader)
         self._file.close()
-        if self._filtered is not None:
-            self._filtered.close()
-
-    def _show(self, lines: list[bytes]) -> None:
-        if not lines:
-            return
-        self._console.put(b"".join(b"%b%b\n" % (self._prefix, line) for line in lines), patience_s=PATIENCE_S)
-        chosen = [line for line in lines if any(needle in line for needle in self._needles)]
-        if chosen and self._filtered is not None:
-            self._filtered.put(b"".join(b"%b%b\n" % (self._prefix, line) for line in chosen), patience_s=PATIENCE_S)
+        if self._shown is not None:
+            self._shown.put([rest] if rest else [])
+            if self._shown.filtered is not None:
+                self._shown.filtered.close()
 
 
 class _Opener:
     """Makes folders and opens files in a thread, which a file system that stalls may keep."""
 
     def __init__(self) -> None:
-        self._sink = Sink("deadpool-log-opener")
+        self._sink = Sink("deadpool-log-opener", stays=False)
         self._late: threading.Event | None = None
         """Set when the call has ended that took too long."""
 

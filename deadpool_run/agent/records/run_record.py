@@ -84,7 +84,7 @@ class RunRecord:
             "term": term,
             "slurm_job": None if spec.slurm is None else spec.slurm.job_id,
         }
-        self._sink = Sink("deadpool-record")
+        self._sink = Sink("deadpool-record", stays=False)
         self._failed = False
         self._write()
 

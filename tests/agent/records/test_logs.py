@@ -198,21 +198,34 @@ def test_a_pager_that_reads_nothing_stalls_no_worker_and_costs_no_file(spec, mon
     assert len(lines) + sum(dropped) == 400_000
 
 
-def test_a_log_file_that_cannot_be_opened_in_time_delays_nobody(spec, monkeypatch, tmp_path):
-    """A FIFO without a reader is in its place. The worker's output goes to the console, and nobody waits a second time."""
+def test_a_log_file_that_cannot_be_opened_in_time_delays_nobody_and_gets_everything(spec, monkeypatch, tmp_path):
+    """FIFOs without a reader are in their place. Nobody waits a second time, and the worker writes at once."""
     monkeypatch.setattr(output, "_OPEN_TIMEOUT_S", 0.2)
     out = Logs(spec(log_dir=tmp_path, redirects={0: Streams.BOTH}))
     out.begin(0)
     folder = out.root / "attempt_0" / "0"
-    os.close(out._opener.open(out.root / "until the folders are made"))
+    while (fd := out._opener.open(out.root / "until the folders are made")) is None:
+        pass
+    os.close(fd)
     for name in ("stdout.log", "stderr.log"):
         os.mkfifo(folder / name)
-    assert out.open(0, 0) == {}
+    fds = out.open(0, 0)
     monkeypatch.setattr(output, "_OPEN_TIMEOUT_S", 3600.0)
-    assert out.open(0, 0) == {}
-    with (folder / "stdout.log").open("rb") as first:
-        assert first.read() == b""
+    write(out.open(0, 0))
+    write(fds, stdout=b"early\n")
+    found = {}
+
+    def read(name):
+        with (folder / name).open("rb") as file:
+            found[name] = file.read()
+
+    readers = [threading.Thread(target=read, args=(name,)) for name in ("stdout.log", "stderr.log")]
+    for reader in readers:
+        reader.start()
     out.close()
+    for reader in readers:
+        reader.join()
+    assert found == {"stdout.log": b"early\n", "stderr.log": b""}
 
 
 def test_the_prefix_follows_torchruns_template():

@@ -26,7 +26,6 @@ from deadpool_run.agent.cluster.participation import Participation
 from deadpool_run.agent.spec import LOGS_OFF, Cluster, LaunchSpec, Mode, Target
 from deadpool_run.coordinator import handshake
 from deadpool_run.coordinator.server import CoordinatorServer
-from deadpool_run.coordinator.sink import Sink
 from deadpool_run.core import effects as do
 from deadpool_run.core import events as ev
 from deadpool_run.core.effects import Effect
@@ -44,7 +43,6 @@ T = 5.0
 PORT = 29500
 _TOKEN = b"of the simulation"
 _TAIL = 120
-_DISK_S = 20.0
 
 
 class SimServer(CoordinatorServer):
@@ -407,7 +405,10 @@ class Job:
         for agent in self.agents:
             if agent.agent._member is not None and agent.agent._member.leader is not None:
                 agent.agent._member.leader._journal.close()
-        for thread in threading.enumerate():  # of agents whose power was cut, and of leaders that have resigned
-            sink = getattr(getattr(thread, "_target", None), "__self__", None)
-            if isinstance(sink, Sink):
-                assert sink.close(_DISK_S)
+        for thread in threading.enumerate():
+            if thread.name in {
+                "deadpool-journal",
+                "deadpool-record",
+                "deadpool-leader-file",
+            }:  # which end by themselves
+                thread.join()
