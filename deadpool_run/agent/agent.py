@@ -57,11 +57,11 @@ _FAILED = (_EXIT_LAUNCH_FAILED, "deadpool-run itself failed")
 def run(spec: LaunchSpec, forkserver_spec: ForkServerSpec, forkserver: ForkServerProcess) -> int:
     """Run the job to its end and return the exit code. Raises `UsageError` if its directories cannot be used."""
     children.become_subreaper()
+    if spec.cluster is not None:
+        children.hide_memory()  # it holds the token
     with in_background() as console:
         if too_few := raise_limits(spec.settings):
             tell(too_few)
-        if spec.cluster is not None:
-            children.hide_memory()  # it holds the token
         agent = _Agent(spec, forkserver_spec, forkserver, console)
         exit_code = asyncio.run(agent.main())
         if agent.living is not None or agent.found_nobody:

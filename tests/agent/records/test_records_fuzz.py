@@ -54,7 +54,7 @@ ERRORS = st.fixed_dictionaries(
 def test_any_error_file_of_a_script_is_one_or_none(tmp_path_factory, data):
     path = tmp_path_factory.getbasetemp() / "error.json"
     path.write_bytes(data)
-    assert isinstance(error_file._time_of(error_file._read(str(path))), float)
+    assert isinstance(error_file._time_of(error_file._read(str(path)), 1.0), float)
 
 
 @pytest.fixture(scope="module")
