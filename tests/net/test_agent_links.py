@@ -6,6 +6,7 @@ import struct
 
 import pytest
 from kit.ends import End, pair, tcp_pair, within_bound
+from kit.sealed import sealed, sealed_pair
 
 from deadpool_run.coordinator import link as link_module
 from deadpool_run.core.events import WorkerStarted
@@ -57,7 +58,7 @@ def test_a_closed_connection_is_told_at_once_after_what_was_said_before():
 def test_a_connection_that_is_reset_was_closed():
     async def main():
         mine, theirs = tcp_pair()
-        end = End(mine)
+        end = End(sealed(mine))
         theirs.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         theirs.close()
         why, closed = await end.is_lost()
@@ -69,9 +70,9 @@ def test_a_connection_that_is_reset_was_closed():
 
 def test_what_was_said_before_the_end_is_heard_by_one_who_cannot_answer_any_more():
     async def main():
-        mine, theirs = socket.socketpair()
+        mine, theirs = sealed_pair()
         end = End(mine)
-        theirs.sendall(peers.encode(peers.End(3, "over")))
+        theirs.send(peers.encode(peers.End(3, "over")))
         theirs.close()
         end.send(*[peers.Evict("")] * 3)
         await end.is_lost()
@@ -84,7 +85,7 @@ def test_one_that_does_not_read_is_given_up(monkeypatch):
     monkeypatch.setattr(link_module, "MAX_UNSENT_BYTES", 4 << 20)
 
     async def main():
-        mine, deaf = socket.socketpair()
+        mine, deaf = sealed_pair()
         end = End(mine)
         for _ in range(64):
             end.send(BIG)
@@ -108,14 +109,14 @@ def test_one_that_does_not_read_is_given_up(monkeypatch):
 )
 def test_one_that_is_confused_is_hung_up_on(said):
     async def main():
-        mine, theirs = socket.socketpair()
+        mine, theirs = sealed_pair()
         end = End(mine)
-        theirs.sendall(peers.encode(peers.End(0, "")) + said)
+        theirs.send(peers.encode(peers.End(0, "")), said)
         why, closed = await end.is_lost()
         assert why.startswith("it broke the protocol: ")
         assert not closed
         assert end.heard == [peers.End(0, "")]
-        assert theirs.recv(1) == b""
+        assert theirs.sock.recv(1) == b""
         theirs.close()
 
     within_bound(main())
@@ -123,7 +124,7 @@ def test_one_that_is_confused_is_hung_up_on(said):
 
 def test_nothing_is_told_of_a_link_that_was_closed_here():
     async def main():
-        mine, theirs = socket.socketpair()
+        mine, theirs = sealed_pair()
         heard = []
 
         def hear(message):
@@ -132,8 +133,8 @@ def test_nothing_is_told_of_a_link_that_was_closed_here():
 
         end = End(mine)
         end.link._on_message = hear
-        theirs.sendall(peers.encode(peers.End(0, "first")) + peers.encode(peers.End(0, "second")))
-        assert await asyncio.get_running_loop().run_in_executor(None, theirs.recv, 1) == b""
+        theirs.send(peers.encode(peers.End(0, "first")), peers.encode(peers.End(0, "second")))
+        assert await asyncio.get_running_loop().run_in_executor(None, theirs.sock.recv, 1) == b""
         end.close()
         end.send(peers.Evict(""))
         assert heard == [peers.End(0, "first")]
