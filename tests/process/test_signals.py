@@ -30,7 +30,9 @@ def test_the_end_of_a_terminal_ends_a_job_unless_it_runs_under_nohup(tmp_path, n
     script = f"echo up > {tmp_path}/news; read word < {tmp_path}/release; echo over > {tmp_path}/news"
     pid, terminal = pty.fork()
     if pid == 0:
-        signal.signal(signal.SIGHUP, signal.SIG_IGN if nohup else signal.SIG_DFL)  # the tests may run under nohup themselves
+        signal.signal(
+            signal.SIGHUP, signal.SIG_IGN if nohup else signal.SIG_DFL
+        )  # the tests may run under nohup themselves
         words = (
             "-m",
             "deadpool_run",
