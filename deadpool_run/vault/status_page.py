@@ -25,6 +25,7 @@ _COMMITTED = 1
 _ABANDONED_COUNT = 2
 _KEPT = 3
 """Holds `StatusPage.kept` plus 1, so that 0 is none."""
+_COPIES_GROWING = 4
 _ABANDONED = 8
 MAX_ABANDONED = _HEADER_WORDS - _ABANDONED
 """The number of abandoned versions that fit into the header."""
@@ -173,8 +174,17 @@ class StatusPage:
 
     @property
     def growing(self) -> int:
-        """How many bytes workers of this node are about to take, all together."""
-        return sum(max(0, rank_entry.growing) for rank_entry in self.rank_entries)
+        """How many bytes workers and copies of this node are about to take, all together."""
+        return self.copies_growing + sum(max(0, rank_entry.growing) for rank_entry in self.rank_entries)
+
+    @property
+    def copies_growing(self) -> int:
+        """How many bytes copies of other nodes' ranks are about to take."""
+        return self._words[_COPIES_GROWING]
+
+    @copies_growing.setter
+    def copies_growing(self, nbytes: int) -> None:
+        self._words[_COPIES_GROWING] = nbytes
 
     @property
     def kept(self) -> int:

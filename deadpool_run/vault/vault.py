@@ -170,6 +170,14 @@ class Vault:
         if old is not None:
             old.close()
 
+    def announce_growth(self, nbytes: int) -> int:
+        """Publish how many bytes copies here are about to take; return how many they and the workers are, together."""
+        with self._lock:
+            if not self._is_open:
+                return nbytes
+            self.status_page.copies_growing = nbytes
+            return self.status_page.growing
+
     def renew(self) -> None:
         """Replace all memory, so that no late worker of the last generation can write into this one's."""
         self.close()
@@ -178,6 +186,7 @@ class Vault:
     def close(self) -> None:
         """Close everything."""
         with self._lock:
+            self._is_open = False
             self.status_page.close()
             os.close(self.status_page_fd)
             for own in self._ranks.values():
@@ -189,6 +198,7 @@ class Vault:
             self.status_page_fd = create_status_page(self.world_size)
             self.status_page = StatusPage(self.status_page_fd, self.world_size)
             self._ranks: dict[Rank, Segments] = {}
+            self._is_open = True
 
 
 def _create(rank: Rank, slots: Sequence[int] = (), transcript: int | None = None) -> Segments:

@@ -40,7 +40,7 @@ def health(status: Status) -> JobHealth:  # noqa: PLR0911 - one case for each
             return JobHealth.ENDING
         case "running" if len(ready_spares(status)) < spares_asked(status):
             return JobHealth.DEGRADED
-        case "running" if status.get("exposed_ms") is not None or without_memory(status):
+        case "running" if status.get("exposed_ms") is not None or without_memory(status) or without_copies(status):
             return JobHealth.DEGRADED
         case _:
             return JobHealth.HEALTHY
@@ -61,6 +61,11 @@ def spares_asked(status: Status) -> int:
 def without_memory(status: Status) -> list[int]:
     """Return the ranks that take no snapshots, because there is no memory for them."""
     return [int(rank["rank"]) for rank in status.get("ranks", ()) if rank.get("no_memory_bytes")]
+
+
+def without_copies(status: Status) -> int:
+    """Return how many copies of ranks are not taken, because their nodes have no memory for them."""
+    return sum((node.get("copies") or {}).get("without_memory", 0) for node in status.get("nodes", ()))
 
 
 def ready_spares(status: Status) -> list[Status]:

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from deadpool_run.text import printable
 from deadpool_run.view import nodes
-from deadpool_run.view.health import JobHealth, Status, health, without_memory
+from deadpool_run.view.health import JobHealth, Status, health, without_copies, without_memory
 from deadpool_run.view.text import shown, table
 
 PLAIN_WIDTH = 200
@@ -69,10 +69,11 @@ def _why(status: Status) -> str:
 
 
 def _job_line(status: Status, now: datetime) -> Text:
-    run, short = status.get("run", {}), without_memory(status)
+    run, short, refused = status.get("run", {}), without_memory(status), without_copies(status)
     words = [
         f"epoch {shown(status.get('epoch'))}",
         *([f"no memory for snapshots of {len(short)} rank{'s' * (len(short) > 1)}"] if short else []),
+        *([f"no memory for {refused} cop{'ies' if refused > 1 else 'y'}"] if refused else []),
         f"world {shown(run.get('world_size'))}",
         *nodes.spares(status),
         f"committed {shown(status.get('committed'))}",

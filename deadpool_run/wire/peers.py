@@ -86,6 +86,8 @@ class Traffic(Untagged):
     fetched_bytes: int
     fetched_s: float
     """Time to fetch the last snapshot for a replacement here, the connection included. 0 if none was fetched."""
+    without_memory: int
+    """The number of ranks whose copies this node refuses for lack of memory."""
 
 
 class HeartbeatAck(Tagged):

@@ -217,6 +217,13 @@ def test_ranks_without_memory_for_snapshots_are_a_worse_job():
     assert "no memory for snapshots of 1 rank " in to_plain(several(spares=spares, ranks=ranks), NOW)
 
 
+def test_refused_copies_are_a_worse_job():
+    spares = [{"worker": worker, "pid": 1, "phase": "ready"} for worker in (2, 3)]
+    nodes = [{"node": "a", "copies": {"without_memory": 2}}, {"node": "b", "copies": None}]
+    assert health(several(spares=spares, nodes=nodes)) is JobHealth.DEGRADED
+    assert "no memory for 2 copies " in to_plain(several(spares=spares, nodes=nodes), NOW)
+
+
 def test_ranks_without_all_their_copies_are_a_worse_job():
     assert "copies incomplete for 3.2 s" in to_plain(several(exposed_ms=3210.0), NOW)
     spares = [{"worker": worker, "pid": 1, "phase": "ready"} for worker in (2, 3)]

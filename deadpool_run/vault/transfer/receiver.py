@@ -7,13 +7,13 @@ import logging
 import threading
 from typing import assert_never
 
-from deadpool_run.errors import ProtocolError
+from deadpool_run.errors import NoMemoryError, ProtocolError
 from deadpool_run.vault.transfer import exchange, framing, headers, streams
 from deadpool_run.vault.transfer.catalog import Shared, find, is_sound, similar
 from deadpool_run.vault.transfer.chunks import ChunkDigests
 from deadpool_run.vault.transfer.exchange import Incoming
 from deadpool_run.vault.transfer.framing import Outcome
-from deadpool_run.vault.transfer.replicas import TRANSCRIPT, Copy
+from deadpool_run.vault.transfer.replicas import TRANSCRIPT, Copy, Memory
 from deadpool_run.wire.peer_connection import PeerConnection
 
 _LOG = logging.getLogger("deadpool_run")
@@ -70,20 +70,38 @@ class Served:
             "the rank lives on this node" if self._shared.vault.lives_here(rank) else replicas.refusal(rank, timeline)
         )
         if refusal is None and not replicas.has(rank, put.version, put.token, timeline):
-            headers.send(self._connection, headers.Go())
-            digests = ChunkDigests(self._shared.hasher, rank, put.version, put.token, put.nbytes)
-            copy = Copy(put.version, digests, timeline, replicas.spare(rank, put.version))
-            refusal = self._receive(put, copy)
+            memory = self._memory_for(put)
+            if memory is None:
+                refusal = "there is no memory for it"
+            else:
+                digests = ChunkDigests(self._shared.hasher, rank, put.version, put.token, put.nbytes)
+                refusal = self._receive(put, Copy(put.version, digests, timeline, memory))
         if refusal is not None:
             headers.send(self._connection, headers.No(refusal))
             return
         left = replicas.trim(rank, timeline, put.held)
         headers.send(self._connection, headers.HeldVersions(left, replicas.transcript(rank)))
 
+    def _memory_for(self, put: headers.Put) -> Memory | None:
+        """Return memory for a copy. Without room for one more, copies that the owner has dropped go first, but never all."""
+        replicas, was_short = self._shared.replicas, self._shared.replicas.is_short(put.rank)
+        try:
+            return replicas.spare(put.rank, put.version, put.nbytes)
+        except NoMemoryError:
+            if replicas.has_some(put.rank, put.held):
+                replicas.trim(put.rank, put.timeline, put.held)
+        try:
+            return replicas.spare(put.rank, put.version, put.nbytes)
+        except NoMemoryError as error:
+            if not was_short:
+                _LOG.warning("%s. Until there is more, a loss repeats every step since the last copies", error)
+            return None
+
     def _receive(self, put: headers.Put, copy: Copy) -> str | None:
-        """Receive a copy and add it; return the reason if that fails."""
+        """Ask for a copy, receive and add it; return the reason if that fails."""
         rank, version, whole = put.rank, put.version, False
         try:
+            headers.send(self._connection, headers.Go())
             with (
                 similar(self._shared, rank, version, timeout_s=_CAPTURE_WAIT_S) as sources,
                 copy.memory.view(put.nbytes) as view,

@@ -10,7 +10,10 @@ import threading
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
+from deadpool_run.errors import NoMemoryError
 from deadpool_run.ids import Rank, Version
+from deadpool_run.text import size
+from deadpool_run.vault.headroom import room
 from deadpool_run.vault.segments import blob_header, create_memory, whole_pages
 from deadpool_run.vault.transfer.chunks import ChunkDigests, Hasher
 from deadpool_run.vault.vault import Held, Segments, Vault
@@ -37,6 +40,10 @@ class Memory:
                 os.ftruncate(self.fd, size)
             self._mapped = mmap.mmap(self.fd, size)
         return memoryview(self._mapped)[:nbytes]
+
+    def growth(self, nbytes: int) -> int:
+        """Return how much more memory this takes to hold so many bytes."""
+        return max(0, whole_pages(nbytes) - os.fstat(self.fd).st_size)
 
     def unmap(self) -> None:
         """Unmap; the content stays."""
@@ -93,8 +100,12 @@ class _Rank:
 class Replicas:
     """The copies of a node."""
 
-    def __init__(self, hasher: Hasher) -> None:
+    def __init__(self, hasher: Hasher, vault: Vault) -> None:
         self._hasher = hasher
+        self._vault = vault
+        self._growing: dict[Memory, int] = {}
+        """Of each memory that is being received into: what it takes more than before."""
+        self._refused: set[Rank] = set()
         self._lock = threading.RLock()
         self._ranks: dict[Rank, _Rank] = {}
         self._kept: frozenset[Rank] = frozenset()
@@ -106,6 +117,7 @@ class Replicas:
         """Hold copies of only these ranks from now on."""
         with self._lock:
             self._kept = frozenset(ranks)
+            self._refused &= self._kept
             for rank in self._ranks.keys() - self._kept:
                 self.drop(rank)
 
@@ -204,17 +216,51 @@ class Replicas:
             newest = max(self._timeline, self._ranks.get(rank, _Rank()).timeline)
             return f"timeline {timeline} is older than {newest}" if timeline < newest else None
 
-    def spare(self, rank: Rank, version: Version | None) -> Memory:
-        """Return memory to receive into; the caller owns it until `add` or `put_back`."""
+    def without_memory(self) -> int:
+        """Return for how many ranks a copy was refused for lack of memory, the last time that one was offered."""
+        with self._lock:
+            return len(self._refused)
+
+    def has_some(self, rank: Rank, snapshots: Collection[tuple[Version, Token]]) -> bool:
+        """Return whether one of these snapshots of the rank is here."""
+        with self._lock:
+            return any(
+                (version, copy.token) in snapshots
+                for version, copy in self._ranks.get(rank, _Rank()).snapshots().items()
+            )
+
+    def is_short(self, rank: Rank) -> bool:
+        """Return whether there was no memory for the rank's last copy that was offered."""
+        with self._lock:
+            return rank in self._refused
+
+    def spare(self, rank: Rank, version: Version | None, nbytes: int) -> Memory:
+        """Return memory to receive so many bytes into; the caller owns it until `add` or `put_back`.
+
+        Raises `NoMemoryError` without room for it.
+        """
         with self._lock:
             own = self._ranks.get(rank)
-            if own is not None and own.spares and version is not TRANSCRIPT:
-                return own.spares.pop()
-        return Memory(create_memory(f"{rank}-copy"))
+            spares = [] if own is None or version is TRANSCRIPT else own.spares
+            memory = spares[-1] if spares else Memory(create_memory(f"{rank}-copy"))
+            growth = self._growing[memory] = memory.growth(nbytes)
+            left = room(len(self._vault.ranks())) - self._announce() + growth
+            if growth > max(0, left):
+                self._grown(memory)
+                if not spares:
+                    memory.close()
+                self._refused.add(rank)
+                raise NoMemoryError(
+                    f"no memory for a copy of rank {rank}: it needs {size(growth)}, and {size(max(0, left))} may be used"
+                )
+            self._refused.discard(rank)
+            del spares[-1:]
+            return memory
 
     def put_back(self, rank: Rank, memory: Memory) -> None:
         """Return memory in which nothing complete arrived."""
         with self._lock:
+            self._grown(memory)
             own = self._ranks.get(rank)
             if own is None:
                 memory.close()
@@ -235,6 +281,7 @@ class Replicas:
     def add(self, rank: Rank, copy: Copy) -> str | None:
         """Add a complete copy. Or free it, and return why it is refused by now."""
         with self._lock:
+            self._grown(copy.memory)
             refusal = self.refusal(rank, copy.timeline)
             if refusal is not None:
                 copy.memory.close()
@@ -282,6 +329,15 @@ class Replicas:
             copy.readers -= 1
 
     # --- with the lock held --------------------------------------------------------------------------------------
+
+    def _grown(self, memory: Memory) -> None:
+        """Note that nothing is received into this memory any longer."""
+        self._growing.pop(memory, None)
+        self._announce()
+
+    def _announce(self) -> int:
+        """Publish what copies are about to take; return what all processes of the node are."""
+        return self._vault.announce_growth(sum(self._growing.values()))
 
     def _copy(self, rank: Rank, version: Version | None) -> Copy | None:
         return self._ranks.get(rank, _Rank()).copies.get(version)

@@ -61,7 +61,7 @@ class Replicator:
         """
         closing = threading.Event()
         bucket, hasher = Bucket(bandwidth, closing), Hasher(secret)
-        self._shared = Shared(vault, streams, bucket, closing, hasher, SlotDigests(hasher), Replicas(hasher))
+        self._shared = Shared(vault, streams, bucket, closing, hasher, SlotDigests(hasher), Replicas(hasher, vault))
         self._vault = vault
         self._loop = loop
         self._dial = dial
@@ -270,6 +270,7 @@ class Replicator:
             "fetched_bytes": self._fetched[0],
             "fetched_s": self._fetched[1],
             "ranks": ranks,
+            "without_memory": shared.replicas.without_memory(),
             "copies": {rank: list(versions) for rank, versions in shared.replicas.ranks().items()},
         }
 

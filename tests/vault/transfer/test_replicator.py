@@ -1,13 +1,17 @@
 """Copies between nodes, as their agents see it."""
 
+import asyncio
+import logging
+import threading
 from types import SimpleNamespace
 
 import pytest
-from vault_kit import FakeBuddy, cluster, connect, content, in_loop, off
+from vault_kit import LIMIT_S, FakeBuddy, cluster, connect, content, in_loop, off
 
 from deadpool_run.agent.node.node import LocalNode
 from deadpool_run.ids import Rank, Version
 from deadpool_run.vault import segments
+from deadpool_run.vault.transfer import receiver
 from deadpool_run.wire.peers import Buddies
 
 
@@ -341,3 +345,47 @@ async def test_a_replicator_closes_whatever_it_does(busy):
         await a.close()
         assert a.loop.time() - began < 2
         peer.close()
+
+
+@in_loop
+async def test_a_copy_is_taken_only_while_there_is_memory_for_it(caplog, monkeypatch):
+    refused = threading.Event()
+    monkeypatch.setattr(
+        receiver._LOG, "filter", lambda record: record.levelno < logging.WARNING or refused.set() or True
+    )
+    async with cluster("a", "b") as (a, b):
+        entry = b.vault.status_page.rank_entries[3]
+        a.holds(0)
+        a.copies_to(b)
+        await a.until_safe(0, 0)
+        entry.growing = 1 << 60  # a worker of b's is about to take all that there is
+        a.capture(0, 1)
+        a.capture(0, 2)
+        assert await asyncio.to_thread(refused.wait, LIMIT_S)
+        assert b.replicator.status()["without_memory"] == 1
+        assert b.replicator.versions(Rank(0)) == (0,)
+        assert b.copy_of(0, 0) == content(0, 0), "a copy is not given up for one that does not come"
+        entry.growing = 0
+        a.capture(0, 3)  # the owner also tries again by itself, ever more rarely
+        await a.until_safe(0, 3)
+        assert b.replicator.status()["without_memory"] == 0
+        assert b.vault.status_page.growing == 0
+        assert len([record for record in caplog.records if "no memory for a copy of rank 0" in record.message]) == 1
+
+
+@in_loop
+async def test_without_memory_a_copy_that_its_owner_has_dropped_makes_room_for_the_next():
+    async with cluster("a", "b") as (a, b):
+        bodies = [bytes([version]) * 200_000 for version in range(4)]
+        a.capture(0, 0, body=bodies[0])
+        a.seal(0)
+        a.copies_to(b)
+        await a.until_safe(0, 0)
+        a.capture(0, 1, body=bodies[1])
+        await a.until_safe(0, 0, 1)
+        b.vault.status_page.rank_entries[3].growing = 1 << 60
+        a.capture(0, 2, body=bodies[2])
+        await a.until_safe(0, 1, 2)
+        a.capture(0, 3, body=bodies[3])
+        await a.until_safe(0, 2, 3)
+        assert b.replicator.status()["without_memory"] == 0
