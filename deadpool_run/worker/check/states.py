@@ -100,7 +100,7 @@ class States:
 
     def _gradients(self, names: dict[int, str]) -> dict[str, str]:
         kept = self._snapshots.values.get("gradients", ())
-        return {names.get(id(parameter), "a parameter"): digest(gradient) for parameter, gradient in kept}
+        return {names.get(id(each.parameter), "a parameter"): digest(each.gradient) for each in kept}
 
     def _attributes(self) -> Iterator[tuple[str, str]]:
         for name, module in self._protected.modules.items():

@@ -115,3 +115,17 @@ def test_the_amount_is_that_of_weights_buffers_and_optimizer_state(rank):
     net, *_, states = rank
     weights = sum(parameter.nbytes for parameter in net.parameters())
     assert states.nbytes() == 3 * weights + net.count.nbytes + 2 * 4 + 2 * 4  # steps of AdamW; momentum of SGD
+
+
+def test_a_gradient_that_is_state_counts():
+    net = Net()
+    snapshots = Snapshots(net=net, optimizer=torch.optim.SGD(net.parameters()))
+    states = States(snapshots)
+
+    def accumulate():
+        net.layer(torch.ones(3)).sum().backward()
+        snapshots.values = snapshots.protected.take()
+
+    accumulate()
+    assert changed(states, accumulate) == {("gradients", "net/layer.weight"), ("gradients", "net/layer.bias")}
+    states.close()
