@@ -10,13 +10,14 @@ import pytest
 from launches import RECIPES, TORCHRUN, kill_rank, launched
 
 DIGEST = re.compile(r"rank (\d+): .*?digest ([0-9a-f]{64})")  # torchrun's workers may write into each other's lines
-HUGGING_FACE = ("--epochs", 3, "--samples", 340, "--accumulate", 3)  # an odd number of batches: a last update of fewer
+HUGGING_FACE = ("--epochs", 9, "--samples", 340, "--accumulate", 3)  # an odd number of batches: a last update of fewer
 RUNS = {
     "huggingface": ("transformers", (*HUGGING_FACE, "--log-every", 1), "'grad_norm'"),
     "accelerate": ("accelerate", (*HUGGING_FACE, "--print-every", 3), "loss "),
-    "lightning": ("lightning", ("--epochs", 12, "--samples", 520, "--accumulate", 3, "--devices", 2), " loss "),
+    "lightning": ("lightning", ("--epochs", 36, "--samples", 520, "--accumulate", 3, "--devices", 2), " loss "),
 }
-"""By recipe: its framework, its arguments, and what it prints about once in a step or a few."""
+"""By recipe: its framework, its arguments, and what it prints about once in a step or a few. A run takes some seconds, so that
+`kill-rank` comes before its end."""
 INITIALIZED = Path(__file__).parent / "scripts" / "initialized.py"
 ON_CPU = {"ACCELERATE_USE_CPU": "true"}
 LAST_PART = {
