@@ -14,18 +14,18 @@ REFERENCE_STEPS = 40
 
 
 @pytest.fixture
-def net() -> Iterator[Hosts]:
-    """Four hosts on one bridge."""
+def net(request: pytest.FixtureRequest) -> Iterator[Hosts]:
+    """Four hosts on one bridge, or as many as the test's parameter says."""
     if why := netns.refused():
         pytest.skip(why)
-    hosts = Hosts(4)
+    hosts = Hosts(getattr(request, "param", 4))
     yield hosts
     hosts.close()
 
 
 @pytest.fixture
 def fleet(tmp_path: Path, net: Hosts) -> Iterator[Callable[..., Fleet]]:
-    """Start a job on the four hosts: arguments as of `Fleet`, without its folder and its hosts."""
+    """Start a job on the hosts: arguments as of `Fleet`, without its folder and its hosts."""
     started: list[Fleet] = []
 
     def start(*args: str, **options: object) -> Fleet:

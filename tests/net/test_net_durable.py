@@ -69,6 +69,7 @@ def test_a_job_that_lost_every_host_is_started_again_from_the_newest_that_every_
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("net", [5], indirect=True)
 def test_a_rank_and_all_who_hold_its_state_are_lost_and_spare_hosts_go_on_from_the_disk(fleet, reference, tmp_path):
     """The owner and the buddy at once. Three of five hosts are left, a majority of the voters."""
     place = tmp_path / "kept"
