@@ -292,7 +292,7 @@ class CaptureSkipped(_OfWorker):
 
     version: Version
     no_memory: str = ""
-    """What there was no memory for; empty if that is not why."""
+    """The growth that did not fit into memory; empty if the reason was another one."""
 
 
 class LoopFinished(_OfWorker):

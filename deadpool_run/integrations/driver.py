@@ -1,8 +1,9 @@
 """A job's steps for a framework with its own loop, which asks for one step at a time.
 
 `Job.steps` is a generator whose body has a `with` block; a framework uses callbacks instead. A `StepDriver` holds the
-generator, and enters and exits the blocks. Each integration extends it with its framework's loop. A guarded optimizer swallows `StepAborted`, as the block would. The rest of the
-framework's step then runs with unchanged weights, and its counters are restored with the next step.
+generator, and enters and exits the blocks. Each integration extends it with its framework's loop. A guarded optimizer swallows
+`StepAborted`, as the block would. The rest of the framework's step then runs with unchanged weights, and its counters are
+restored with the next step.
 """
 
 import functools

@@ -40,6 +40,13 @@ def room(workers: int) -> int:
     return min(free - max(least, min(_MOST_RESERVED, total // _RESERVED_SHARE)) for total, free in found)
 
 
+def check_room(nbytes: int, growing: int, workers: int, what: str) -> None:
+    """Raise `NoMemoryError` without room for this much more, if other growth of `growing` bytes is under way."""
+    left = max(0, room(workers) - growing)
+    if nbytes > left:
+        raise NoMemoryError(f"no memory for {what}: it needs {size(nbytes)}, and {size(left)} may be used")
+
+
 class Growth:
     """The growth of one process of a node, seen by the others; for one thread at a time."""
 
@@ -54,12 +61,11 @@ class Growth:
         """Take this much more memory within. Raises `NoMemoryError` without room for it; `what` says for what it is."""
         with self._lock(what):
             self._own.growing = 0
-            left = room(self._workers) - self._status_page.growing
-            if nbytes > left:
+            try:
+                check_room(nbytes, self._status_page.growing, self._workers, what)
+            except NoMemoryError:
                 self._own.growing = -nbytes
-                raise NoMemoryError(
-                    f"no memory for {what}: it needs {size(nbytes)}, and {size(max(0, left))} may be used"
-                )
+                raise
             self._own.growing = nbytes
         try:
             yield

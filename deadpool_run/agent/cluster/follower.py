@@ -59,7 +59,8 @@ class NoLeader:
 class Follower:
     """One leader of one term. Messages that come before `begin` are handled then, in order.
 
-    A node that rejoins, perhaps again and again, keeps its `session`: reports wait for the leader's word which it lacks. With `keep_connected` a connection that breaks, or is silent, is replaced by another, and no message is lost by that.
+    A node that rejoins, perhaps again and again, keeps its `session`: reports wait for the leader's word which it lacks. With
+    `keep_connected` a connection that breaks, or is silent, is replaced by another, and no message is lost by that.
     """
 
     def __init__(

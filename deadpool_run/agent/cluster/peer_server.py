@@ -36,7 +36,7 @@ class PeerServer:
         listener.setblocking(False)
         self._listener = listener
         self.credentials = credentials
-        """What callers are greeted with from now on."""
+        """Used for every greeting that begins from now on."""
         self.refusals = Refusals()
         self._on_peer = on_peer
         self._loop = asyncio.get_running_loop()

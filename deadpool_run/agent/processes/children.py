@@ -206,9 +206,8 @@ def _children(of: int | str = "self") -> set[int]:
     found: set[int] = set()
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended
         for task in Path(f"/proc/{of}/task").iterdir():
-            with contextlib.suppress(
-                FileNotFoundError
-            ):  # the thread has ended, or the kernel lacks CONFIG_PROC_CHILDREN
+            # The thread has ended, or the kernel lacks CONFIG_PROC_CHILDREN.
+            with contextlib.suppress(FileNotFoundError):
                 found.update(map(int, (task / "children").read_text().split()))
     return found
 

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 
 from deadpool_run.errors import NoMemoryError
 from deadpool_run.ids import Rank, Version
-from deadpool_run.text import size
-from deadpool_run.vault.headroom import room
+from deadpool_run.vault.headroom import check_room
 from deadpool_run.vault.segments import blob_header, create_memory, whole_pages
 from deadpool_run.vault.transfer.chunks import ChunkDigests, Hasher
 from deadpool_run.vault.vault import Held, Segments, Vault
@@ -244,15 +243,14 @@ class Replicas:
             spares = [] if own is None or version is TRANSCRIPT else own.spares
             memory = spares[-1] if spares else Memory(create_memory(f"{rank}-copy"))
             growth = self._growing[memory] = memory.growth(nbytes)
-            left = room(len(self._vault.ranks())) - self._announce() + growth
-            if growth > max(0, left):
+            try:
+                check_room(growth, self._announce() - growth, len(self._vault.ranks()), f"a copy of rank {rank}")
+            except NoMemoryError:
                 self._grown(memory)
                 if not spares:
                     memory.close()
                 self._refused.add(rank)
-                raise NoMemoryError(
-                    f"no memory for a copy of rank {rank}: it needs {size(growth)}, and {size(max(0, left))} may be used"
-                )
+                raise
             self._refused.discard(rank)
             del spares[-1:]
             return memory

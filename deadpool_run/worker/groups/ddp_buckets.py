@@ -44,7 +44,7 @@ def decide(ddp: DistributedDataParallel, registry: Registry, views: BucketViews)
 
     The next forward would begin with this, on every rank. Raises `SnapshotError` if a peer was lost meanwhile.
     """
-    if has_buckets(ddp):
+    if has_buckets(ddp) or (ddp.find_unused_parameters and not ddp.static_graph):  # the latter never decide
         return None
     rehearsed = registry.recording is not None or registry.playback is not None
     if not rehearsed:

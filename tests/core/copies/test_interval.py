@@ -1,5 +1,7 @@
 """The capture interval comes back soon after captures were slow for once, and ever less often where they stay slow."""
 
+from kit.started import bring_up
+
 from deadpool_run.core import coordinator
 from deadpool_run.core import effects as do
 from deadpool_run.core import events as ev
@@ -15,12 +17,7 @@ class Job:
         self.state = coordinator.new_state(SETTINGS)
         self.now, self.version, self.intervals = 0.0, 10, []
         self.tell(ev.JobSubmitted("here", ev.Place("here")))
-        for worker in list(self.state.members):
-            self.tell(ev.WorkerStarted(worker, 100 + worker))
-            self.tell(ev.WorkerReady(worker))
-        for member in list(self.state.owners()):
-            self.tell(ev.ScriptInitialized(member.worker))
-            self.tell(ev.TranscriptSealed(member.worker))
+        bring_up(self.state, self.tell)
 
     def tell(self, event):
         before = self.state.capture_interval

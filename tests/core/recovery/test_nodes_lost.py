@@ -5,6 +5,7 @@ import copy
 import pytest
 from kit.invariants import check_invariants
 from kit.replay import replay
+from kit.started import bring_up
 
 from deadpool_run.coordinator import journal
 from deadpool_run.core import coordinator
@@ -28,12 +29,7 @@ class Job:
         self.tell(ev.JobSubmitted("n0", ev.Place("n0")))
         for at in range(1, NODES + SPARE):
             self.tell(ev.NodeJoined(f"n{at}", ev.Place(f"n{at}")))
-        for worker in list(self.state.members):
-            self.tell(ev.WorkerStarted(worker, 100 + worker))
-            self.tell(ev.WorkerReady(worker))
-        for member in list(self.state.owners()):
-            self.tell(ev.ScriptInitialized(member.worker))
-            self.tell(ev.TranscriptSealed(member.worker))
+        bring_up(self.state, self.tell)
         self.tell(ev.SnapshotCommitted(0, self.state.epoch))
         assert self.state.phase is JobPhase.RUNNING
 

@@ -1,0 +1,16 @@
+"""A job of the coordinator's that is brought to its training, event by event."""
+
+from collections.abc import Callable
+
+from deadpool_run.core import events as ev
+from deadpool_run.core.state import State
+
+
+def bring_up(state: State, tell: Callable[[ev.Event], object]) -> None:
+    """Have every worker that was ordered start, and every rank set up and complete its first steps."""
+    for worker in list(state.members):
+        tell(ev.WorkerStarted(worker, 100 + worker))
+        tell(ev.WorkerReady(worker))
+    for member in list(state.owners()):
+        tell(ev.ScriptInitialized(member.worker))
+        tell(ev.TranscriptSealed(member.worker))
