@@ -169,7 +169,7 @@ class Job:
             yield step, batch
 
     def _protected_steps(self, member: LoopMember, total: int) -> "Iterator[Step]":
-        member.enter_loop()
+        member.enter_loop(total)
         if member.rehearsing or member.practising:
             for index in range(min(REHEARSAL_STEPS, total)):
                 yield from self._one_step(member, index)
@@ -182,7 +182,7 @@ class Job:
             if member.interrupted:
                 member.repair()
                 self._rebuilt(member)
-            elif member.begin_trial(total):
+            elif member.begin_trial():
                 yield from self._one_step(member, member.completed)
                 member.end_trial()
             elif member.completed < total:

@@ -1,11 +1,14 @@
 """The net: replicas that a repair has spoilt stop the job, with what differs, where, and since when."""
 
 import re
+from pathlib import Path
 
+import pytest
 import torch
 from kit.cluster import Cluster
 
 REFUSED, DIFFER = 94, 95
+LATE = Path(__file__).parent / "scripts" / "late_difference.py"
 
 
 def test_replicas_that_a_repair_has_step_failed_stop_the_job(cluster):
@@ -36,3 +39,13 @@ def test_the_sharded_parts_of_replicas_are_compared_across_the_replicas(cluster)
     job: Cluster = cluster("--layout", "hsdp", "--die", "rank=1,step=5,at=forward", "--corrupt", "replacement")
     assert job.wait_exit() == DIFFER, job.told()
     assert "(of ranks 1, 3)" in " ".join(job.stderr.split())
+
+
+@pytest.mark.parametrize(("steps", "later"), [(20, 15), pytest.param(19, 17, id="compared after the last step only")])
+def test_replicas_that_differ_long_after_a_repair_are_reported(steps, later, cluster):
+    """What an iterator counts has an effect only later."""
+    job: Cluster = cluster(f"{steps}", f"{later}", script=LATE, nproc=2, spares=1)
+    assert job.wait_exit() == 0, job.told()
+    said = " ".join(job.stderr.split())
+    assert "replicas that were equal before a loss differ at version" in said, job.told()
+    assert "(of ranks 0, 1)" in said

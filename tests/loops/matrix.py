@@ -10,7 +10,7 @@ from kit.cluster import Cluster
 
 SCRIPTS = Path(__file__).parent / "scripts"
 SCRIPT = SCRIPTS / "loop.py"
-MODULES = ("items_steps", "items_models", "items_optimizers", "items_data", "items_shapes")
+MODULES = ("items_steps", "items_models", "items_optimizers", "items_data", "items_shapes", "items_variables")
 ITEMS = [
     name for each in MODULES for name in findall(r'^@item\("(.+)"\)$', (SCRIPTS / f"{each}.py").read_text(), flags=8)
 ]

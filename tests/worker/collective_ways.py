@@ -380,7 +380,8 @@ if torch.__version__ >= "2.15":  # earlier ones split no groups of Gloo
         dist.broadcast(x, group=group, group_src=0)
         alone = dist.split_group(split_ranks=[[0]])
         later = dist.new_group([0, 1])
-        if size == 2:  # torch counts the groups of each rank to name the next: with a third rank, names differ from here on
+        # torch counts the groups of each rank to name the next: with a third rank, names would differ from here on.
+        if size == 2:
             part = dist.split_group(later, [[0], [1]])
             dist.all_reduce(x, group=part)
         places = dist.get_process_group_ranks(group), dist.get_rank(group), group.group_desc

@@ -15,7 +15,7 @@ from deadpool_run.worker.state.digest import sample
 DIFFERENT = (
     "a step that was repeated after a loss computed a different result: this rank's input to its first {what} differs.\n"
     "The script carries state from one step to the next that no snapshot holds, such as the position of an iterator, a "
-    "prefetched batch, or a value in a variable: take batches from job.batches(loader), derive them from step.index, or "
+    "prefetched batch, or an attribute of a module: take batches from job.batches(loader), derive them from step.index, or "
     "job.protect() an object that has the state. If the computation itself is not reproducible, call "
     "torch.use_deterministic_algorithms(True)."
 )

@@ -24,6 +24,7 @@ from deadpool_run.worker.loop.updates import Updates
 from deadpool_run.worker.process import rehearsal_output
 from deadpool_run.worker.process.session import Session
 from deadpool_run.worker.state.redundancy import replica_leader
+from deadpool_run.worker.variables.values import MOST_VALUES
 from deadpool_run.worker.verify.agreement import any_rank
 from deadpool_run.worker.verify.coverage import Coverage, is_sampled
 from deadpool_run.worker.verify.script_names import warn
@@ -65,12 +66,13 @@ class LoopMember(RepairParticipant):
     # scheduler's step, an evaluation) belongs to it. Version k is the state in which the loop received index k. So a step
     # that is repeated is repeated whole.
 
-    def enter_loop(self) -> None:
-        """Capture the state after set-up. A replacement, and a start from a checkpoint, have nothing to capture yet."""
-        self._in_loop = True
+    def enter_loop(self, total: int) -> None:
+        """Capture the state after set-up, before a loop of `total` steps. A replacement, and a start from a checkpoint, have nothing to capture yet."""
+        self._in_loop, self.total = True, total
         self._optimizers = bool(self.snapshots.protected.optimizers)
         for module in self.snapshots.protected.modules.values():
             module.find_wrappers()
+        self.snapshots.find_variables()
         if not self.rehearsing:
             self._coverage.begin()
             if not self.practising:
@@ -243,6 +245,7 @@ class LoopMember(RepairParticipant):
             self.snapshots.begin(self.completed)
         else:  # a script that changes weights by hand may do so at any moment: copy before it goes on
             self.snapshots.capture_now(self.completed)
+        self._report_large_variables()
         # Only now that the copy has begun: peers that wait for it would go on.
         self._rank_entry.completed = self.completed
         self.snapshots.end_early(look=is_sampled(self.completed - 1))
@@ -251,6 +254,14 @@ class LoopMember(RepairParticipant):
             self._link.send(ev.FirstStepCompleted(THIS_WORKER, self._epoch))
         if self.completed >= REHEARSAL_STEPS:
             self._seal()
+
+    def _report_large_variables(self) -> None:
+        names, self.snapshots.variables.too_large = self.snapshots.variables.too_large, []
+        for name in names if self.session.rank == 0 else ():
+            warn(
+                f"{name} grows and has more values than snapshots keep of a variable ({MOST_VALUES}): a replacement for a lost "
+                "rank begins with those of its rehearsal.\nIf the weights depend on it, job.protect() an object that has it."
+            )
 
     def _seal(self) -> None:
         """Store the transcript of set-up and the first steps, once: from now on a replacement can rehearse."""
@@ -267,9 +278,9 @@ class LoopMember(RepairParticipant):
 
     # --- the trial -----------------------------------------------------------------------------------------------
 
-    def begin_trial(self, total: int) -> bool:
+    def begin_trial(self) -> bool:
         """Start the trial of the next step; False if it is not due, or if a rank was lost."""
-        due = self.trial.stage is Trial.Stage.DUE and 0 < self.completed < total
+        due = self.trial.stage is Trial.Stage.DUE and 0 < self.completed < self.total
         if not due or not self.snapshots.reduces_repeatably(updated=self._updates.ever):
             return False
         self.snapshots.wait(cancel_pending=False)

@@ -29,9 +29,9 @@ from deadpool_run.worker.process import rehearsal_output, sources
 from deadpool_run.worker.process.blame import blame
 from deadpool_run.worker.process.session import Session
 from deadpool_run.worker.snapshot.snapshot import Snapshots
-from deadpool_run.worker.verify.agreement import ReplicaDifference
+from deadpool_run.worker.verify.agreement import LATE, ReplicaDifference
 from deadpool_run.worker.verify.coverage import is_sampled
-from deadpool_run.worker.verify.script_names import current_line
+from deadpool_run.worker.verify.script_names import current_line, warn
 
 ATTACH_TIMEOUT = timedelta(seconds=30)
 """The limit of one attach. It takes milliseconds, because all members are ready when it starts."""
@@ -47,6 +47,8 @@ class RepairParticipant:
     def __init__(self, session: Session, timeout: timedelta | None) -> None:
         self.session = session
         self.completed = Version(0)
+        self.total = 0
+        """Of the loop's steps; 0 before it begins."""
         self.rehearsing = session.replacement
         self._link = session.link
         self._epoch = session.epoch  # attached to; of a replacement: to join
@@ -189,16 +191,28 @@ class RepairParticipant:
     def agrees(self, version: Version) -> bool:
         """Compare replicas, at some versions; False if a rank was lost meanwhile. Stops the job if a repair made them differ."""
         agreement = self.snapshots.agreement
-        strict = version in agreement.strict
-        if not strict and not (version >= REHEARSAL_STEPS and is_sampled(version - 1)):
+        steps = agreement.steps_since_repair(version)  # an optimizer may not update in every step: at growing distances
+        after_repair = steps > 0 and (is_sampled(steps) or version == self.total)
+        if not after_repair and not (version >= REHEARSAL_STEPS and is_sampled(version - 1)):
             return True
         with self.unrecorded():
-            difference = agreement.compare(strict=strict)
+            difference = agreement.compare(strict=steps > 0)
         if self.registry.step_failed:
             return False
-        if difference is not None:
+        if difference is not None and steps <= LATE:
             self._stop_for(difference, version)
+        if difference is not None:
+            self._warn_of(difference, version, steps)
         return True
+
+    def _warn_of(self, difference: ReplicaDifference, version: Version, steps: int) -> None:
+        self.snapshots.agreement.unequal.update(difference.names)
+        if self.session.rank == min(difference.ranks):
+            warn(
+                f"replicas that were equal before a loss differ at version {version}, {steps} steps after its repair: {difference}.\n"
+                "If the script does not let them differ on purpose, its weights are wrong since then: something that it carries from "
+                "step to step is not part of the snapshots. Run `deadpool-run check` on the script."
+            )
 
     def _stop_for(self, difference: ReplicaDifference, version: Version) -> NoReturn:
         rank = self.session.rank

@@ -1,7 +1,7 @@
 """The trial: after each start, one step is run twice from the same state, and must give the same weights both times.
 
 A step that a loss interrupts is repeated from its snapshot. State that a script carries from step to step outside of its
-protected objects (a prefetched batch, an iterator's position, a counter in a variable) is not restored, and would
+protected objects and of the variables that snapshots keep (an iterator's position, a batch on a GPU) is not restored, and would
 silently change the weights. The trial finds that before anything is lost: the first run of the step is a rehearsal, its
 state is restored from the snapshot as after a loss, and the second run counts.
 
@@ -72,8 +72,8 @@ class Trial:
             f"step {step} was run twice from the same state and gave different results: "
             f"{shortened(different)} of {len(names)} differ. After a loss the interrupted step is "
             "run again, and would change the weights.\n"
-            "Either the script carries state from one step to the next that no snapshot holds, such as a prefetched batch, the "
-            "position of an iterator, a counter or an average in a variable: take batches from job.batches(loader), derive "
+            "Either the script carries state from one step to the next that no snapshot holds, such as the position of an "
+            "iterator, a prefetched batch, or an attribute of a module: take batches from job.batches(loader), derive "
             "them from step.index, or job.protect() an object that has the state. "
             "Or it skips work while job.rehearsing is true: skip only output. "
             f"Or the computation is not reproducible{advice}. deadpool_run.init(verify=False) turns this check off."

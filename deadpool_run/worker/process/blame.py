@@ -22,7 +22,8 @@ _PASS_ON = frozenset(
 """Our modules that call user code (a loader, a callback), or pass user arguments to a library that may reject them."""
 _SLIPS = (AssertionError, AttributeError, KeyError, NameError)
 """No library rejects arguments with these: raised in one of those modules itself, they are our bug."""
-_LIBRARIES = tuple({f"{Path(path).resolve()}/" for path in sysconfig.get_paths().values()})
+_LIBRARIES = tuple({f"{each}/" for path in sysconfig.get_paths().values() for each in (path, Path(path).resolve())})
+"""A prefix may be a link: files are named by either path."""
 _LONGEST_CHAIN = 100
 """Up to this many chained exceptions are searched."""
 
@@ -62,7 +63,12 @@ def blame(error: BaseException) -> Blame:
 
 def is_library(name: str) -> bool:
     """Return whether the file belongs to neither the script nor us: installed, frozen, or compiled from a string."""
-    return name.startswith((*_LIBRARIES, "<")) or "site-packages" in name or name == runpy.__file__
+    return (
+        name.startswith((*_LIBRARIES, "<"))
+        or "site-packages" in name
+        or "dist-packages" in name
+        or name == runpy.__file__
+    )
 
 
 def _is_environmental(error: BaseException) -> bool:

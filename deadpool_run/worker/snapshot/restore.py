@@ -158,8 +158,20 @@ class Restoration:
         if self._manifest.value_tensors:
             like = self._protected.take() | {"gradients": self._parameters}
         values = {
-            part: {name: reader.decode(node, like.get(part, {}).get(name)) for name, node in saved[part].items()}
-            for part in ("modules", "optimizers", "objects", "plain", "members", "gradients", "keeps", "rng")
+            part: {
+                name: reader.decode(node, like.get(part, {}).get(name)) for name, node in saved.get(part, {}).items()
+            }
+            for part in (
+                "modules",
+                "optimizers",
+                "objects",
+                "plain",
+                "members",
+                "gradients",
+                "keeps",
+                "rng",
+                "variables",
+            )
         }
         values["members"] = {
             name: [[self._parameters[parameter] for parameter in group] for group in groups]

@@ -37,6 +37,7 @@ from deadpool_run.worker.state import gradients
 from deadpool_run.worker.state.digest import digest, sample, samples_equal
 from deadpool_run.worker.state.rng import put_rng, take_rng
 from deadpool_run.worker.state.state import Protected
+from deadpool_run.worker.variables.variables import Variables
 from deadpool_run.worker.verify.agreement import Agreement
 
 
@@ -73,6 +74,7 @@ class Snapshots:
         """Steps between captures; may be changed at any time, from any thread."""
         self.protected = Protected(wrappers)
         self.agreement = Agreement(self.protected)
+        self.variables = Variables()
         self._buffers = BufferCopies()
         self._plan: CapturePlan | None = None
         self._copy_of: Version | None = None
@@ -125,6 +127,13 @@ class Snapshots:
             checks.check_optimizer(protected.optimizers[name])
         else:
             checks.check_tree(protected.objects[name].state_dict(), name)
+
+    def find_variables(self) -> None:
+        """Find the script's variables, as the loop begins: from now on they are part of every snapshot."""
+        protected = self.protected
+        modules = [root for module in protected.modules.values() for root in module.roots()]
+        optimizers = [each for state in protected.optimizers.values() for each in (state.optimizer, state.keeper)]
+        self.variables.begin({id(each) for each in (*modules, *optimizers, *protected.objects.values())})
 
     def note_optimizer(self, optimizer: Optimizer) -> None:
         """Note that an optimizer is about to update, and so to use up the gradients of its parameters."""
@@ -322,6 +331,7 @@ class Snapshots:
             self._buffers.take(self.protected)
             self.values = self.protected.take(self._stepped)
             self.values["rng"] = take_rng()
+            self.values["variables"] = {"of the script": self.variables.take()}
             self.values["keeps"] = {
                 "gradients": any(parameter.grad is not None for parameter in parameters),
                 "unequal": sorted(self.agreement.unequal),
@@ -355,6 +365,7 @@ class Snapshots:
 
     def _put_rest(self, values: dict[str, Any]) -> None:
         """Set what `Protected.put` leaves: gradients, and what is known of the script."""
+        self.variables.put(values["variables"].get("of the script", b""))
         keeps = values["keeps"]
         self.agreement.unequal.update(keeps["unequal"])
         self._writes_before_update |= keeps["early"]

@@ -20,8 +20,8 @@ from deadpool_run.text import shortened
 from deadpool_run.worker.state.digest import digest, digest_all, sampled
 from deadpool_run.worker.state.state import Protected
 
-_AFTER_REPAIR = (1, 2, 4, 8)
-"""Compare at these distances from the resumed version: an optimizer may not update in every step."""
+LATE = 8
+"""A difference that is found more steps after a repair may be the script's own: of a phase that lets replicas differ."""
 
 Named = list[tuple[str, Tensor]]
 
@@ -46,14 +46,17 @@ class Agreement:
 
     def __init__(self, protected: Protected) -> None:
         self._protected = protected
-        self.strict: frozenset[int] = frozenset()
-        """The versions at which a difference stops the job."""
+        self._resumed: Version | None = None
         self.unequal: set[str] = set()
         """Names of the tensors that differed without a loss."""
 
     def repaired(self, version: Version) -> None:
         """Note that training resumes at this version after a repair."""
-        self.strict = frozenset(version + later for later in _AFTER_REPAIR)
+        self._resumed = version
+
+    def steps_since_repair(self, version: Version) -> int:
+        """Return how many steps the version is away from the last repair; 0 without one."""
+        return 0 if self._resumed is None else version - self._resumed
 
     def share(self) -> None:
         """Learn the `unequal` of the other ranks: a replacement has those of its snapshot, which is older."""

@@ -5,6 +5,7 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import contextlib
+import itertools
 import sys
 from pathlib import Path
 
@@ -198,15 +199,15 @@ def _(job):
     return {"model": model, "optimizer": optimizer}, step
 
 
-@breach("the next batch is fetched in the step before, as nanoGPT does")
+@breach("a large batch is fetched in the step before, as nanoGPT does")
 def _(job):
     model = DistributedDataParallel(net())
     optimizer = adam(model)
-    batch = [torch.randn(4, WIDTH)]
+    batch = [torch.randn(4096, WIDTH)]
 
     def step(_index):
         model(batch[0]).pow(2).mean().backward()
-        batch[0] = torch.randn(4, WIDTH)
+        batch[0] = torch.randn(4096, WIDTH)
         optimizer.step()
         optimizer.zero_grad()
 
@@ -226,41 +227,52 @@ def _(job):
     return {"model": model, "optimizer": optimizer}, step
 
 
-@breach("a count in a variable sets the learning rate")
+@breach("a count that an iterator keeps sets the learning rate")
 def _(job):
     model = DistributedDataParallel(net())
     optimizer = adam(model)
-    count = [0]
+    counts = itertools.count(1)
 
     def step(index):
-        count[0] += 1
-        optimizer.param_groups[0]["lr"] = 1e-2 / count[0]
+        optimizer.param_groups[0]["lr"] = 1e-2 / next(counts)
         trained(model, optimizer, data(index, job.rank))
 
     return {"model": model, "optimizer": optimizer}, step
 
 
-@breach("an average in a variable scales the loss")
+class Average:
+    """An object whose attributes snapshots do not keep, because it has slots."""
+
+    __slots__ = ("value",)
+
+    def __init__(self):
+        self.value = 1.0
+
+    def add(self, value):
+        self.value = 0.9 * self.value + 0.1 * value
+
+
+@breach("an average in an object with slots scales the loss")
 def _(job):
     model = DistributedDataParallel(net())
     optimizer = adam(model)
-    average = [1.0]
+    average = Average()
 
     def step(index):
         loss = model(data(index, job.rank)).pow(2).mean()
-        average[0] = 0.9 * average[0] + 0.1 * loss.item()
-        (loss / average[0]).backward()
+        average.add(loss.item())
+        (loss / average.value).backward()
         optimizer.step()
         optimizer.zero_grad()
 
     return {"model": model, "optimizer": optimizer}, step
 
 
-@breach("an average in a variable sets the rate, and gradients are accumulated over three steps")
+@breach("an average in an object with slots sets the rate, and gradients are accumulated over three steps")
 def _(job):
     model = DistributedDataParallel(net())
     optimizer = adam(model)
-    average = [1.0]
+    average = Average()
 
     def step(index):
         loss = model(data(index, job.rank)).pow(2).mean()
@@ -268,8 +280,8 @@ def _(job):
         if index % 3 == 2:
             optimizer.step()
             optimizer.zero_grad()
-            average[0] = 0.9 * average[0] + 0.1 * loss.item()
-            optimizer.param_groups[0]["lr"] = 1e-2 * average[0]
+            average.add(loss.item())
+            optimizer.param_groups[0]["lr"] = 1e-2 * average.value
 
     return {"model": model, "optimizer": optimizer}, step
 
@@ -304,16 +316,17 @@ def _(job):
     return {"model": model, "optimizer": optimizer}, step
 
 
-@breach("the step is drawn from a generator of the script's own")
+@breach("the step is drawn by a generator function")
 def _(job):
+    def drawn():
+        generator = torch.Generator().manual_seed(job.rank)
+        while True:
+            yield torch.randn(4, WIDTH, generator=generator)
+
     model = DistributedDataParallel(net())
     optimizer = adam(model)
-    generator = torch.Generator().manual_seed(job.rank)
-
-    def step(_index):
-        trained(model, optimizer, torch.randn(4, WIDTH, generator=generator))
-
-    return {"model": model, "optimizer": optimizer}, step
+    inputs = drawn()
+    return {"model": model, "optimizer": optimizer}, lambda _index: trained(model, optimizer, next(inputs))
 
 
 def main():

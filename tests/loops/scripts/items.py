@@ -5,6 +5,7 @@ import items_models
 import items_optimizers
 import items_shapes
 import items_steps
+import items_variables
 from kit_loops import ITEMS
 
-__all__ = ["ITEMS", "items_data", "items_models", "items_optimizers", "items_shapes", "items_steps"]
+__all__ = ["ITEMS", "items_data", "items_models", "items_optimizers", "items_shapes", "items_steps", "items_variables"]

@@ -75,6 +75,10 @@ def spoil(training):
     flat[0] = torch.nextafter(flat[0], flat[0] + 1)
 
 
+class Attempts(set):
+    """Steps that were begun. A snapshot keeps no subclass of a set: it is not restored before a step is repeated."""
+
+
 def main():
     args = parse_arguments()
     torch.set_num_threads(1)
@@ -103,7 +107,7 @@ def main():
     job.protect(**protected)
     tell("ready", rehearsing=job.rehearsing)
 
-    begun = set()
+    begun = Attempts()
     for step in job.steps(args.steps):
         rehearsing = job.rehearsing
         if not rehearsing:

@@ -27,6 +27,10 @@ def spoil(loop):
     weight[0] = torch.nextafter(weight[0], weight[0] + 1)
 
 
+class Attempts(set):
+    """Steps that were begun. A snapshot keeps no subclass of a set: it is not restored before a step is repeated."""
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--job", type=Path, required=True)
@@ -42,7 +46,7 @@ def main():
     hook(loop, job, faults)
     faults.reach("setup")
     job.protect(**loop.protect)
-    replacement, begun = os.environ.get("DEADPOOL_REPLACEMENT") == "1", set()
+    replacement, begun = os.environ.get("DEADPOOL_REPLACEMENT") == "1", Attempts()
 
     def before(index):
         if ahead and not begun:

@@ -1,0 +1,49 @@
+"""The running functions of the script: the values of their variables, and how to set them."""
+
+import ctypes
+import sys
+import traceback
+from collections.abc import Iterator, Mapping
+from inspect import CO_OPTIMIZED
+from types import FrameType
+from typing import Any
+
+from deadpool_run.worker.process.blame import is_library
+
+_OWN = __package__.partition(".")[0]
+_COPIES = sys.version_info < (3, 13)
+"""Whether `f_locals` of a function is a copy of its variables. Later ones write through."""
+
+
+def script_frames() -> Iterator[FrameType]:
+    """Yield the frames of the script, innermost first."""
+    for frame, _ in traceback.walk_stack(sys._getframe(1)):  # noqa: SLF001 - the documented way to the caller's variables
+        name = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+        if name not in (_OWN, "runpy") and not is_library(frame.f_code.co_filename):
+            yield frame
+
+
+def is_function(frame: FrameType) -> bool:
+    """Return whether the frame has variables of its own. Those of a module are its globals."""
+    return bool(frame.f_code.co_flags & CO_OPTIMIZED)
+
+
+def local_variables(frame: FrameType) -> dict[str, Any]:
+    """Return the variables of a function's frame that have a value."""
+    found = dict(frame.f_locals)
+    _forget(frame)
+    return found
+
+
+def set_local_variables(frame: FrameType, values: Mapping[str, Any]) -> None:
+    """Set variables of a function that is running, also those that it shares with functions inside it."""
+    frame.f_locals.update(values)
+    if _COPIES:
+        ctypes.pythonapi.PyFrame_LocalsToFast(ctypes.py_object(frame), ctypes.c_int(0))
+        _forget(frame)
+
+
+def _forget(frame: FrameType) -> None:
+    """Empty the frame's copy of its variables, which would keep tensors alive that the script no longer needs."""
+    if _COPIES:
+        frame.f_locals.clear()

@@ -1,0 +1,188 @@
+"""Where the script has variables: in functions, modules, objects and dicts of its own."""
+
+import sys
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from functools import partial
+from types import BuiltinFunctionType, CellType, FrameType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+from deadpool_run.worker.process.blame import is_library
+from deadpool_run.worker.variables.frames import is_function, local_variables, script_frames, set_local_variables
+from deadpool_run.worker.variables.values import OpaqueError, Writer, is_own
+
+_OWN = __package__.partition(".")[0]
+_MOST_KEYS = 256
+"""A dict or a list with more is one value, not a place."""
+_MOST_PLACES = 4096
+
+
+class Place:
+    """Variables by name: `read` returns their present values, `write` sets some."""
+
+    def __init__(
+        self,
+        name: str,
+        read: Callable[[], Mapping[str, Any]],
+        write: Callable[[Mapping[str, Any]], None],
+        remove: Callable[[str], object] | None = None,
+    ) -> None:
+        """`remove` ends a variable that had no value at a snapshot; None where that makes no difference."""
+        self.name = name
+        self.read = read
+        self.write = write
+        self.remove = remove
+
+
+def own_modules() -> dict[str, dict[str, Any]]:
+    """Return the globals of the script and of its own modules, by module."""
+    found = {}
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None) or ""
+        if name.partition(".")[0] != _OWN and file.endswith(".py") and not is_library(file):
+            found[name] = vars(module)
+    return found
+
+
+class Places:
+    """All places, found once: those of objects that the script makes later are parts of values."""
+
+    def __init__(self, excluded: Collection[int]) -> None:
+        """`excluded` are identities of objects that are kept otherwise."""
+        self._excluded = excluded
+        modules = own_modules()
+        for frame in script_frames():
+            modules.setdefault(str(frame.f_globals.get("__name__", "")), frame.f_globals)
+        self.modules = frozenset(modules)
+        self._found: list[Place] = []
+        self._objects: dict[int, tuple[str, Any]] = {}
+        self._by_name: dict[str, Any] = {}
+        self._functions: set[int] = set()
+        for frame_name, frame in frames():
+            self._search(frame_name, local_variables(frame).items())
+        for name, variables in modules.items():
+            self._search(name, variables.items())
+            self._add(Place(name, _Globals(variables), variables.update))
+        for place in self._found:  # which grows: places are found in places
+            self._search(place.name, place.read().items())
+
+    def __iter__(self) -> Iterator[Place]:
+        """Yield the places that there are now."""
+        for name, frame in frames():
+            yield Place(name, partial(local_variables, frame), partial(set_local_variables, frame))
+        yield from self._found
+
+    def name_of(self, obj: object) -> str | None:
+        """Return the name of an object whose content is a place. Raises `OpaqueError` for one that is kept otherwise."""
+        if id(obj) in self._excluded:
+            raise OpaqueError
+        found = self._objects.get(id(obj))
+        return found[0] if found is not None and found[1] is obj else None
+
+    def named(self, name: str) -> Any:
+        """Return the object of that name. Raises `KeyError`."""
+        return self._by_name[name]
+
+    def _add(self, place: Place) -> None:
+        if len(self._found) < _MOST_PLACES:
+            self._found.append(place)
+
+    def _search(self, where: str, variables: Iterable[tuple[str, Any]]) -> None:
+        for key, value in list(variables):
+            self._look(f"{where}.{key}", value)
+
+    def _look(self, name: str, value: Any) -> None:
+        kind = type(value)
+        if id(value) in self._objects or id(value) in self._excluded:
+            return
+        if kind in (FunctionType, MethodType):
+            self._look_into(name, value)
+        elif kind is dict and len(value) <= _MOST_KEYS and not self._is_plain(value):
+            self._add_object(name, value, value)
+        elif kind in (list, tuple) and len(value) <= _MOST_KEYS:
+            for index, part in enumerate(value):
+                if is_own(type(part), self.modules):
+                    self._look(f"{name}[{index}]", part)
+        elif kind is type and value.__module__ in self.modules:
+            self._objects[id(value)] = (name, value)
+            self._by_name[name] = value
+            self._add(Place(name, _Globals(vars(value)), partial(_set_attributes, value)))
+        elif is_own(kind, self.modules) and type(vars(value)) is dict:
+            self._add_object(name, value, vars(value))
+
+    def _is_plain(self, value: dict[str, Any]) -> bool:
+        try:
+            Writer(self.name_of, self.modules).write(value)
+        except OpaqueError:
+            return False
+        return True
+
+    def _add_object(self, name: str, value: Any, content: dict[str, Any]) -> None:
+        self._objects[id(value)] = (name, value)
+        self._by_name[name] = value
+        self._add(Place(name, partial(_with_names, content), content.update, content.pop))
+
+    def _look_into(self, name: str, function: Any) -> None:
+        """Find what a function of the script's shares with the one around it, and the object of a method."""
+        if isinstance(function, MethodType):
+            self._look(f"{name}.__self__", function.__self__)
+            function = function.__func__
+        if not isinstance(function, FunctionType) or id(function) in self._functions:
+            return
+        self._functions.add(id(function))
+        if function.__closure__ and function.__module__ in self.modules:
+            cells = dict(zip(function.__code__.co_freevars, function.__closure__, strict=True))
+            self._add(Place(f"{name}()", partial(_contents, cells), partial(_fill, cells)))
+
+
+def frames() -> Iterator[tuple[str, FrameType]]:
+    """Yield the functions of the script that are running, innermost first, each under a name of its own."""
+    seen: dict[str, int] = {}
+    for frame in script_frames():
+        if is_function(frame):
+            name = f"{frame.f_globals.get('__name__')}.{frame.f_code.co_qualname}"
+            seen[name] = seen.get(name, 0) + 1
+            yield f"{name}()" + (f" {seen[name]}" if seen[name] > 1 else ""), frame
+
+
+class _Globals:
+    """Reads the variables of a module, and not all its functions and classes in each step."""
+
+    def __init__(self, variables: Mapping[str, Any]) -> None:
+        self._variables = variables
+        self._size = -1
+        self._names: list[str] = []
+
+    def __call__(self) -> dict[str, Any]:
+        variables = self._variables
+        if len(variables) != self._size:
+            self._names = [name for name, value in list(variables.items()) if _is_variable(name, value)]
+            self._size = len(variables)
+        return {name: variables[name] for name in self._names if name in variables}
+
+
+def _is_variable(name: str, value: Any) -> bool:
+    return not name.startswith("__") and not isinstance(value, (FunctionType, BuiltinFunctionType, ModuleType, type))
+
+
+def _with_names(content: Mapping[Any, Any]) -> dict[str, Any]:
+    return {key: value for key, value in list(content.items()) if type(key) is str}
+
+
+def _set_attributes(kind: type, values: Mapping[str, Any]) -> None:
+    for name, value in values.items():
+        setattr(kind, name, value)
+
+
+def _contents(cells: Mapping[str, CellType]) -> dict[str, Any]:
+    found = {}
+    for name, cell in cells.items():
+        try:
+            found[name] = cell.cell_contents
+        except ValueError:  # not bound yet
+            continue
+    return found
+
+
+def _fill(cells: Mapping[str, CellType], values: Mapping[str, Any]) -> None:
+    for name, value in values.items():
+        cells[name].cell_contents = value

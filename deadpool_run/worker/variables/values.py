@@ -1,0 +1,313 @@
+"""Plain values of variables as trees that MessagePack can hold, and back. No code of the script's classes is run.
+
+A number, a string or None is its own node. Any other value is a list that begins with a tag. `keep` tells how to write an
+object that is not written as a value: because it is one of the script's own that every process has (see `places`).
+"""
+
+import enum
+import math
+import random
+import sys
+from argparse import Namespace
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from deadpool_run.worker.codec import raw_bytes
+
+_PLAIN = frozenset({type(None), bool, float, str, bytes})
+_DICTS = {each.__name__: each for each in (dict, OrderedDict, Counter, defaultdict)}
+_SEQUENCES = {each.__name__: each for each in (list, tuple, set, frozenset, deque)}
+_INT64 = 1 << 63
+MOST_VALUES = 4096
+"""So many numbers, strings and containers are kept of one variable."""
+_MOST_BYTES = 64 << 10
+"""So many bytes are kept of the tensors, arrays and strings of one variable."""
+_DEEPEST = 20
+_MAKERS: tuple[Any, ...] = (object.__new__, SimpleNamespace.__new__)
+_WITH_OTHER_STATE = (
+    nn.Module,
+    Optimizer,
+    Tensor,
+    BaseException,
+    enum.Enum,
+    type,
+    dict,
+    list,
+    tuple,
+    set,
+    frozenset,
+    deque,
+    str,
+    bytes,
+    int,
+    float,
+)
+
+
+class OpaqueError(Exception):
+    """A value that cannot be kept: a file, an iterator, a large tensor."""
+
+
+class TooLargeError(OpaqueError):
+    """A value of plain parts that are too many."""
+
+
+def is_own(kind: type, modules: Collection[str]) -> bool:
+    """Return whether a class is of one of these modules, and all its state is in the `__dict__` of its objects."""
+    return kind in (Namespace, SimpleNamespace) or (
+        kind.__module__ in modules
+        and not issubclass(kind, _WITH_OTHER_STATE)
+        and kind.__reduce_ex__ is object.__reduce_ex__
+        and not any("__slots__" in vars(base) for base in kind.__mro__[:-1])
+    )
+
+
+@dataclass(slots=True)
+class Writer:
+    """Writes one value. Raises `OpaqueError`."""
+
+    name_of: Callable[[object], str | None]
+    """The name of an object that every process has; None for any other."""
+    own: Collection[str]
+    """The modules whose objects are written with their attributes."""
+    _values: int = 0
+    _bytes: int = 0
+    _within: set[int] = field(default_factory=set)
+
+    def write(self, value: Any) -> Any:  # noqa: PLR0911 - one line for each kind
+        """Return the node of a value."""
+        kind = type(value)
+        self._values += 1
+        if self._values > MOST_VALUES:
+            raise TooLargeError
+        if kind is str or kind is bytes:
+            self._count_bytes(len(value))
+            return value
+        if kind in _PLAIN:
+            return value
+        if kind is int:
+            return value if -_INT64 <= value < _INT64 else ["int", str(value)]
+        if kind is complex:
+            return ["complex", value.real, value.imag]
+        if (name := self.name_of(value)) is not None:
+            return ["place", name]
+        if isinstance(value, Tensor):
+            return self._tensor(value)
+        numpy = sys.modules.get("numpy")
+        if numpy is not None and isinstance(value, numpy.ndarray | numpy.generic):
+            return self._array(value)
+        return self._nested(kind, value)
+
+    def _count_bytes(self, nbytes: int) -> None:
+        self._bytes += nbytes
+        if self._bytes > _MOST_BYTES:
+            raise OpaqueError
+
+    def _tensor(self, value: Tensor) -> Any:
+        plain = type(value) is Tensor and value.device.type == "cpu" and value.layout is torch.strided
+        if not plain or value.requires_grad or value.is_quantized or value.is_conj() or value.is_neg():
+            raise OpaqueError
+        self._count_bytes(value.nbytes)
+        return ["tensor", str(value.dtype).removeprefix("torch."), list(value.shape), raw_bytes(value)]
+
+    def _array(self, value: Any) -> Any:
+        if value.dtype.kind not in "biufc" or type(value).__module__ != "numpy":
+            raise OpaqueError
+        self._count_bytes(value.nbytes)
+        return ["array", value.dtype.str, list(value.shape) if value.ndim else None, value.tobytes()]
+
+    def _nested(self, kind: type, value: Any) -> Any:
+        if id(value) in self._within or len(self._within) > _DEEPEST:
+            raise OpaqueError
+        self._within.add(id(value))
+        try:
+            if kind in _SEQUENCES.values():
+                if len(value) > MOST_VALUES:
+                    raise TooLargeError
+                most = [value.maxlen] if kind is deque else []
+                values = self._all(value)
+                return [
+                    kind.__name__,
+                    sorted(values, key=repr) if isinstance(value, set | frozenset) else values,
+                    *most,
+                ]
+            if kind in _DICTS.values():
+                if len(value) > MOST_VALUES:
+                    raise TooLargeError
+                return [kind.__name__, self._all(value.keys()), self._all(value.values())]
+            if issubclass(kind, tuple) and hasattr(kind, "_fields"):
+                return ["named", kind.__module__, kind.__qualname__, self._all(value)]
+            if is_own(kind, self.own) and kind.__new__ in _MAKERS:
+                attributes = vars(value)
+                return ["object", kind.__module__, kind.__qualname__, list(attributes), self._all(attributes.values())]
+            return self._generator(kind, value)
+        finally:
+            self._within.discard(id(value))
+
+    def _all(self, values: Iterable[Any]) -> list[Any]:
+        try:
+            return [self.write(each) for each in values]
+        except RuntimeError as error:  # another thread changed its size meanwhile
+            raise OpaqueError from error
+
+    def _generator(self, kind: type, value: Any) -> Any:
+        if kind is random.Random:
+            return ["random", self.write(value.getstate())]
+        if kind is torch.Generator and value.device.type == "cpu":
+            return ["generator", raw_bytes(value.get_state())]
+        if kind.__module__ == "numpy.random._generator":
+            return ["numpy", self.write(value.bit_generator.state)]
+        if kind.__module__ == "numpy.random.mtrand" and hasattr(value, "get_state"):
+            return ["mtrand", self.write(value.get_state(legacy=False))]
+        raise OpaqueError
+
+
+class Reader:
+    """Makes values of nodes. `place` returns the object that every process has under a name."""
+
+    def __init__(self, place: Callable[[str], Any]) -> None:
+        self._place = place
+
+    def read(self, node: Any, into: Any = None) -> Any:
+        """Return the value of a node. `into` is an object to fill, if it is of the same kind; then that is returned.
+
+        Raises `OpaqueError` for a class that this process does not have.
+        """
+        if not isinstance(node, list):
+            return node
+        tag, *parts = node
+        if tag in _SEQUENCES:
+            return self._sequence(_SEQUENCES[tag], parts, into)
+        if tag in _DICTS:
+            return self._dict(_DICTS[tag], parts, into)
+        if tag in _GENERATORS:
+            return _GENERATORS[tag](*map(self.read, parts), into)
+        if tag == "place":
+            return self._place(parts[0])
+        return self._simple(tag, parts, into)
+
+    def _simple(self, tag: str, parts: list[Any], into: Any) -> Any:
+        match tag:
+            case "int":
+                return int(parts[0])
+            case "complex":
+                return complex(*parts)
+            case "tensor":
+                return _tensor(*parts, into=into)
+            case "array":
+                return _array(*parts, into=into)
+            case "named":
+                return _class(*parts[:2])._make(map(self.read, parts[2]))
+        kind = _class(*parts[:2])
+        made = kind.__new__(kind)
+        vars(made).update(zip(parts[2], map(self.read, parts[3]), strict=True))
+        return made
+
+    def _sequence(self, kind: Any, parts: list[Any], into: Any) -> Any:
+        values = [self.read(each) for each in parts[0]]
+        if kind in (tuple, frozenset):
+            return kind(values)
+        target: Any = into if type(into) is kind and (kind is not deque or into.maxlen == parts[1]) else None
+        if target is None:
+            target = deque(maxlen=parts[1]) if kind is deque else kind()
+        target.clear()
+        (target.update if kind is set else target.extend)(values)
+        return target
+
+    def _dict(self, kind: Any, parts: list[Any], into: Any) -> Any:
+        target = into if type(into) is kind else kind()
+        if kind is defaultdict and target is not into:
+            raise OpaqueError  # it makes new values with a function
+        values = dict(zip(map(self.read, parts[0]), map(self.read, parts[1]), strict=True))
+        target.clear()
+        target.update(values)
+        return target
+
+
+def differ(one: Any, other: Any) -> bool:
+    """Return whether two nodes are of different values, bit for bit."""
+    if type(one) is not type(other):
+        return True
+    if isinstance(one, list):
+        return len(one) != len(other) or any(map(differ, one, other))
+    if isinstance(one, float):
+        if math.isnan(one) or math.isnan(other):
+            return math.isnan(one) != math.isnan(other)
+        return one != other or math.copysign(1, one) != math.copysign(1, other)
+    return bool(one != other)
+
+
+def _tensor(dtype: str, shape: list[int], data: bytes, *, into: Any) -> Tensor:
+    kind = getattr(torch, dtype)
+    made = torch.frombuffer(bytearray(data), dtype=kind) if data else torch.empty(0, dtype=kind)
+    made = made.reshape(shape)
+    if type(into) is Tensor and (into.dtype, list(into.shape)) == (kind, shape) and not into.requires_grad:
+        return into.copy_(made)
+    return made.clone()
+
+
+def _array(dtype: str, shape: list[int] | None, data: bytes, *, into: Any) -> Any:
+    import numpy as np  # noqa: PLC0415 - only a state that holds an array needs numpy
+
+    flat = np.frombuffer(data, dtype=np.dtype(dtype))
+    if shape is None and not isinstance(into, np.ndarray):
+        return flat[0]
+    made = flat.reshape(shape or ())
+    if type(into) is np.ndarray and (into.dtype, into.shape) == (made.dtype, made.shape) and into.flags.writeable:
+        into[...] = made
+        return into
+    return made.copy()
+
+
+def _class(module: str, name: str) -> Any:
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    if not isinstance(found, type):
+        raise OpaqueError
+    return found
+
+
+def _random(state: Any, into: Any) -> random.Random:
+    found: random.Random = into if type(into) is random.Random else random.Random()  # noqa: S311 - the script's own
+    found.setstate(state)
+    return found
+
+
+def _torch_generator(state: bytes, into: Any) -> torch.Generator:
+    found: torch.Generator = into if type(into) is torch.Generator else torch.Generator()
+    return found.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
+
+
+def _numpy_generator(state: Any, into: Any) -> Any:
+    import numpy as np  # noqa: PLC0415 - only a state that has one needs numpy
+
+    kind = getattr(np.random, state["bit_generator"])
+    found = (
+        into if type(into) is np.random.Generator and type(into.bit_generator) is kind else np.random.Generator(kind())
+    )
+    found.bit_generator.state = state
+    return found
+
+
+def _numpy_old_generator(state: Any, into: Any) -> Any:
+    import numpy as np  # noqa: PLC0415 - only a state that has one needs numpy
+
+    found = into if type(into) is np.random.RandomState else np.random.RandomState()
+    found.set_state(state)
+    return found
+
+
+_GENERATORS: dict[str, Callable[..., Any]] = {
+    "random": _random,
+    "generator": _torch_generator,
+    "numpy": _numpy_generator,
+    "mtrand": _numpy_old_generator,
+}

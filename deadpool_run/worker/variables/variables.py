@@ -1,0 +1,194 @@
+"""The script's own variables that change in its step loop: part of each snapshot, restored before a step is repeated.
+
+Scripts carry state from step to step in variables: counters, averages, lists of losses, generators. What a variable held when
+the loop began is known on every rank, because set-up is run again by a replacement. A snapshot has what differs from that.
+"""
+
+import operator
+import weakref
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from deadpool_run.worker.variables.places import Place, Places
+from deadpool_run.worker.variables.values import OpaqueError, Reader, TooLargeError, Writer, differ
+
+_LEAVES = frozenset({type(None), bool, int, float, complex, str, bytes})
+_FLAT = (list, tuple)
+_OPAQUE = ["opaque"]
+_TOO_LARGE = ["too large"]
+_GONE = ["gone"]
+
+Changed = dict[str, dict[str, Any]]
+"""By place and variable: [whether it is the object of when the loop began, node]."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Before:
+    """A variable when the loop began."""
+
+    node: Any
+    value: Any
+    """The object, if its content can be kept; else a weak reference, or None if there can be none."""
+    parts: tuple[Any, ...] | None
+    """What a list of plain values held."""
+    size: int
+
+    def is_still(self, value: Any) -> bool:
+        """Return whether the variable surely holds what it held. Cheap: it is asked in each step."""
+        if self.node is _OPAQUE:
+            return self.value is not None and self.value() is value
+        if self.node is _TOO_LARGE:
+            return _size(value) == self.size
+        return value is self.value and (type(value) in _LEAVES or _is_same(value, self.parts))
+
+
+class Variables:
+    """What the script's variables held when its loop began, and what they hold now. For the main thread, in the loop."""
+
+    def __init__(self) -> None:
+        self._places: Places | None = None
+        self._before: dict[str, dict[str, _Before]] = {}
+        self._large: dict[str, tuple[int, int]] = {}
+        self._reported: set[str] = set()
+        self.too_large: list[str] = []
+        """The lists and dicts that have grown too large to be kept, each once; for the caller to report and to empty."""
+
+    def begin(self, excluded: Collection[int]) -> None:
+        """Find the variables; the loop begins. `excluded` are identities of objects that are kept otherwise."""
+        self._places = Places(excluded)
+        self._before = {
+            place.name: {name: self._note(value) for name, value in place.read().items()} for place in self._places
+        }
+
+    def take(self) -> bytes:
+        """Return what the variables hold, as far as it differs from when the loop began."""
+        if self._places is None:
+            return b""
+        found: Changed = {}
+        for place in self._places:
+            before = self._before.get(place.name, {})
+            now = place.read()
+            changed = {
+                name: node
+                for name, value in now.items()
+                if (node := self._changed(f"{place.name}.{name}", value, before.get(name))) is not None
+            }
+            changed |= {name: [False, _GONE] for name in before if name not in now}
+            if changed:
+                found[place.name] = changed
+        return msgspec.msgpack.encode(found)
+
+    def put(self, taken: bytes) -> None:
+        """Set the variables to what `take` returned, here or in another process of the rank."""
+        if self._places is None or not taken:
+            return
+        changed: Changed = msgspec.msgpack.decode(taken)
+        for place in self._places:
+            of_place = changed.get(place.name, {})
+            values = self._restored(place, of_place)
+            if values:
+                place.write(values)
+            if place.remove is not None:
+                gone = {name for name, (_, node) in of_place.items() if node == _GONE}
+                known = (self._before.get(place.name, {}).keys() | of_place.keys()) - gone
+                for name in place.read().keys() - known:
+                    place.remove(name)
+
+    def _writer(self) -> Writer:
+        assert self._places is not None
+        return Writer(self._places.name_of, self._places.modules)
+
+    def _note(self, value: Any) -> _Before:
+        assert self._places is not None
+        parts = None
+        if type(value) in _FLAT and all(type(part) in _LEAVES for part in value):
+            parts = tuple(value)
+        try:
+            return _Before(self._writer().write(value), value, parts, 0)
+        except TooLargeError:
+            return _Before(_TOO_LARGE, None, None, _size(value))
+        except OpaqueError:
+            return _Before(_OPAQUE, _weak(value), None, 0)
+
+    def _changed(self, name: str, value: Any, before: _Before | None) -> Any:
+        """Return the entry of a variable; None if it is as it was when the loop began."""
+        if before is not None and before.is_still(value):
+            return None
+        try:
+            node = self._writer().write(value)
+        except TooLargeError:
+            self._note_large(name, value)
+            return [False, _OPAQUE]
+        except OpaqueError:
+            unknown = before is not None and before.node is _OPAQUE and before.value is None
+            return None if unknown else [False, _OPAQUE]
+        kept = before is not None and before.value is value
+        if before is not None and (kept or not isinstance(node, list)) and not differ(node, before.node):
+            return None
+        return [kept, node]
+
+    def _note_large(self, name: str, value: Any) -> None:
+        earlier = self._large.get(name)
+        self._large[name] = now = (id(value), _size(value))
+        if earlier is not None and earlier[0] == now[0] and earlier != now and name not in self._reported:
+            self._reported.add(name)
+            self.too_large.append(name)
+
+    def _restored(self, place: Place, changed: dict[str, Any]) -> dict[str, Any]:
+        """Return the variables of a place that are to be set."""
+        assert self._places is not None
+        reader, now = Reader(self._places.named), place.read()
+        before = self._before.get(place.name, {})
+        found = {}
+        for name in dict.fromkeys([*before, *changed]):
+            first = before.get(name)
+            try:
+                if name in changed:
+                    kept, node = changed[name]
+                    if node in (_OPAQUE, _GONE):
+                        continue
+                    value = reader.read(node, first.value if kept and first is not None else None)
+                else:
+                    assert first is not None
+                    if first.node is _TOO_LARGE or (first.node is _OPAQUE and first.value is None):
+                        continue
+                    value = self._as_before(reader, first)
+            except (OpaqueError, KeyError):
+                continue
+            if name not in now or now[name] is not value:
+                found[name] = value
+        return found
+
+    def _as_before(self, reader: Reader, first: _Before) -> Any:
+        if first.node is _OPAQUE:
+            value = first.value()
+            if value is None:
+                raise OpaqueError  # the script has dropped it
+            return value
+        if isinstance(first.node, list) and first.node[0] != "place" and self._differs(first):
+            return reader.read(first.node, first.value)
+        return first.value
+
+    def _differs(self, first: _Before) -> bool:
+        try:
+            return differ(self._writer().write(first.value), first.node)
+        except OpaqueError:
+            return True
+
+
+def _is_same(value: Any, parts: tuple[Any, ...] | None) -> bool:
+    return parts is not None and len(value) == len(parts) and all(map(operator.is_, value, parts))
+
+
+def _size(value: Any) -> int:
+    return len(value) if hasattr(value, "__len__") else 0
+
+
+def _weak(value: Any) -> Any:
+    try:
+        return weakref.ref(value)
+    except TypeError:
+        return None

@@ -1,0 +1,40 @@
+"""Trains with a rate that an iterator sets from step LATER on, and loses rank 1 in step 4: late_difference.py STEPS LATER."""
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import itertools
+import signal
+import sys
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import deadpool_run as deadpool
+
+DIES = 4
+
+
+def main():
+    job = deadpool.init()
+    torch.manual_seed(0)
+    model = DistributedDataParallel(nn.Linear(8, 8))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    job.protect(model=model, optimizer=optimizer)
+    counts, (steps, later) = itertools.count(), map(int, sys.argv[1:])
+    for step in job.steps(steps):
+        with step:
+            count = next(counts)
+            if step.index >= later:
+                optimizer.param_groups[0]["lr"] = 0.1 / (1 + count)
+            model(torch.full((4, 8), 1 / (1 + step.index))).pow(2).mean().backward()
+            if (step.index, job.rank, job.rebuilds, job.rehearsing) == (DIES, 1, 0, False):
+                os.kill(os.getpid(), signal.SIGKILL)
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,96 @@
+"""Items that carry state from step to step in variables of the script. It has an effect at once, or only later."""
+
+import random
+from collections import Counter, deque
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+
+import numpy as np
+import torch
+from kit_loops import BATCH, WIDTH, Loop, adam, blocks_of, data, ddp, item, net
+from torch import nn
+
+LATER = 4
+"""From this step on, what was gathered has an effect."""
+TOTAL = 0
+
+
+@item("counters, averages and lists in variables, some used only later")
+def in_variables(rank, _size):
+    model = ddp(net())
+    optimizer = adam(model)
+    count, average, norms, seen = 0, 1.0, [], set()
+
+    def step(index):
+        global TOTAL  # noqa: PLW0603 - as scripts do
+        nonlocal count, average
+        loss = model(data(index, rank)).pow(2).mean()
+        (loss / average).backward()
+        limit = sorted(norms)[len(norms) // 2] if len(norms) >= LATER else 1e3
+        norms.append(float(nn.utils.clip_grad_norm_(model.parameters(), limit)))
+        count += 1
+        TOTAL += BATCH
+        seen.add(index // 2)
+        average = 0.9 * average + 0.1 / (1 + index)
+        later = count + TOTAL + len(seen) if count > LATER else 0
+        optimizer.param_groups[0]["lr"] = 1e-2 / (1 + later)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return Loop({"model": model, "optimizer": optimizer}, step, blocks_of(model), optimizer)
+
+
+@dataclass
+class Tracker:
+    """As scripts have them: a thing that remembers."""
+
+    count: int = 0
+    recent: deque = field(default_factory=lambda: deque(maxlen=3))
+    best: SimpleNamespace = field(default_factory=lambda: SimpleNamespace(loss=float("inf"), step=-1))
+
+    def add(self, index, loss):
+        self.count += 1
+        self.recent.append(loss)
+        if loss < self.best.loss:
+            self.best = SimpleNamespace(loss=loss, step=index)
+
+    def rate(self):
+        return 1e-2 * (1 + sum(self.recent)) / (1 + self.best.step + self.count)
+
+
+@item("objects, dicts and generators of the script's own")
+def in_objects(rank, _size):
+    model = ddp(net())
+    optimizer = adam(model)
+    tracker, words = Tracker(), Counter()
+    setup = {"model": model, "rate": 1.0, "tracker": tracker}
+    generators = torch.Generator().manual_seed(rank), random.Random(rank), np.random.default_rng(rank)
+
+    def step(index):
+        noise = torch.rand(BATCH, WIDTH, generator=generators[0]) + generators[1].random() + generators[2].random()
+        setup["model"](data(index, rank) + 0.1 * noise).pow(2).mean().backward()
+        setup["tracker"].add(index, 1 / (1 + index % 3))
+        setup["rate"] *= 0.9
+        words[f"{index % 2}"] += 1
+        optimizer.param_groups[0]["lr"] = tracker.rate() * setup["rate"] * words["0"]
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return Loop({"model": model, "optimizer": optimizer}, step, blocks_of(model), optimizer)
+
+
+@item("the next batch is fetched in the step (nanoGPT), into a variable")
+def fetched_ahead(_rank, _size):
+    model = ddp(net())
+    optimizer = adam(model)
+    batch = torch.randn(BATCH, WIDTH)
+
+    def step(_index):
+        nonlocal batch
+        loss = model(batch).pow(2).mean()
+        batch = torch.randn(BATCH, WIDTH)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    return Loop({"model": model, "optimizer": optimizer}, step, blocks_of(model), optimizer)

@@ -1,0 +1,244 @@
+"""The script's variables come back as they were at a snapshot, here and in a process that begins anew."""
+
+import argparse
+import collections
+import dataclasses
+import itertools
+import math
+import random
+import types
+import weakref
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deadpool_run.worker.variables.values import OpaqueError, Reader, TooLargeError, Writer, differ
+from deadpool_run.worker.variables.variables import Variables
+
+Pair = collections.namedtuple("Pair", "left right")  # noqa: PYI024 - as scripts do
+COUNT = 0
+SETTINGS = {"rate": 1.0, "model": torch.nn.Linear(1, 1)}
+
+
+@dataclasses.dataclass
+class Record:
+    step: int
+    losses: list
+
+
+class Tracker:
+    made = 0
+
+    def __init__(self):
+        self.n, self.last, self.part, self.lock = 0, None, types.SimpleNamespace(k=1.0), object()
+
+
+class Box(list):
+    """A list that snapshots do not keep, because it is of a subclass."""
+
+
+def counter():
+    count = 0
+
+    def bump():
+        nonlocal count
+        count += 1
+        return count
+
+    return bump
+
+
+def script(variables, *, until, and_then, taken):
+    """A loop of `until` steps, a snapshot in the empty box `taken`, and `and_then` steps; then its restore. Returns what is left.
+
+    With a snapshot in the box, the loop is that of a replacement.
+    """
+    global COUNT, SETTINGS  # noqa: PLW0603 - as scripts do
+    COUNT, Tracker.made = 0, 0
+    SETTINGS = {"rate": 1.0, "model": SETTINGS["model"]}
+    number, text, nothing, losses, history = 0, "", None, [], collections.deque(maxlen=3)
+    alias = losses
+    seen, words, by_name = set(), collections.Counter(), collections.defaultdict(list)
+    average, array, scalar = torch.zeros(2), np.zeros(2), np.float32(0)
+    generators = random.Random(1), torch.Generator().manual_seed(2), np.random.default_rng(3), np.random.RandomState(4)
+    tracker, trackers, arguments = Tracker(), [Tracker(), Tracker()], argparse.Namespace(lr=0.1)
+    best, pair, records, huge, current, made = trackers[0], Pair(0, 0), [], 0, None, None
+    bump = counter()
+    variables.begin(set())
+    for step in range(until + and_then):
+        if step == until:
+            taken.append(variables.take())
+        number += 1
+        text += "x"
+        nothing = number if step % 2 else None
+        losses.append(1 / (step + 1))
+        history.append(losses[-3:])
+        seen.add(step)
+        words["x"] += 1
+        by_name["a"].append(step)
+        average = 0.9 * average + step
+        array += step
+        scalar = np.float32(scalar + step)
+        drawn = [
+            generators[0].random(),
+            torch.rand(1, generator=generators[1]),
+            generators[2].random(),
+            generators[3].rand(),
+        ]
+        tracker.n += 1
+        tracker.part.k *= 0.5
+        tracker.last = drawn[0]
+        trackers[step % 2].n += 1
+        arguments.lr *= 0.9
+        best, pair = trackers[step % 2], pair._replace(left=pair.left + 1)
+        records = [*records, Record(step, [float(step)])][-2:]
+        huge = 10 ** (19 + step)
+        current = records[-1]
+        made = types.SimpleNamespace(step=step)
+        bump()
+        COUNT += 1
+        Tracker.made += 1
+        SETTINGS["rate"] *= 0.5
+        SETTINGS[f"new {step}"] = step
+    if taken:
+        variables.put(taken[0])
+    state = (
+        number,
+        text,
+        nothing,
+        list(losses),
+        list(history),
+        seen,
+        dict(words),
+        dict(by_name),
+        average.tolist(),
+        array.tolist(),
+    )
+    state += (scalar, type(scalar), generators[0].random(), torch.rand(1, generator=generators[1]).item())
+    state += (
+        generators[2].random(),
+        generators[3].rand(),
+        vars(tracker.part),
+        tracker.n,
+        tracker.last,
+        [each.n for each in trackers],
+    )
+    state += (vars(arguments), trackers.index(best), pair, records, huge, bump(), COUNT, Tracker.made)
+    state += (SETTINGS["rate"], sorted(SETTINGS), isinstance(SETTINGS["model"], torch.nn.Linear), current, made)
+    assert alias is losses
+    return state
+
+
+@pytest.mark.parametrize("until", [0, 1, 5])
+def test_steps_after_a_snapshot_are_undone(until):
+    expected = script(Variables(), until=until, and_then=0, taken=Box())
+    assert script(Variables(), until=until, and_then=3, taken=Box()) == expected
+
+
+@pytest.mark.parametrize("rehearsed", [0, 2])
+def test_another_process_gets_what_the_first_one_had(rehearsed):
+    taken = Box()
+    script(Variables(), until=5, and_then=1, taken=taken)
+    replaced = script(Variables(), until=rehearsed, and_then=0, taken=taken)
+    assert replaced == script(Variables(), until=5, and_then=0, taken=Box())
+
+
+def test_what_cannot_be_kept_is_left_as_it_is():
+    variables = Variables()
+    iterator, model, other = itertools.count(), torch.nn.Linear(1, 1), torch.nn.Linear(2, 2)
+    model_now, big, grown = model, torch.zeros(1 << 20), []
+    variables.begin(set())
+    next(iterator)
+    taken = variables.take()
+    model_now, big = other, big + 1
+    grown.extend(range(10_000))
+    variables.put(taken)
+    assert model_now is model
+    assert next(iterator) == 1
+    assert big.sum() == 1 << 20
+    assert grown == []
+
+
+def test_a_list_that_outgrows_the_limit_is_named_once():
+    variables, losses = Variables(), []
+    variables.begin(set())
+    for _ in range(3):
+        losses.extend(range(3000))
+        variables.take()
+    assert [name.rpartition(".")[2] for name in variables.too_large] == ["losses"]
+
+
+def test_a_protected_object_is_left_alone():
+    protected, variables = Tracker(), Variables()
+    variables.begin({id(protected)})
+    taken = variables.take()
+    protected.n = 5
+    held = protected
+    variables.put(taken)
+    assert protected is held
+    assert protected.n == 5
+
+
+def test_reading_variables_keeps_no_tensor_alive():
+    variables = Variables()
+    activation = torch.zeros(1 << 20)
+    gone = weakref.ref(activation)
+    variables.begin(set())
+    variables.take()
+    variables.put(variables.take())
+    activation = None
+    assert activation is None
+    assert gone() is None
+
+
+plain = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.complex_numbers()
+    | st.text(max_size=5)
+    | st.binary(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.tuples(inner, inner)
+        | st.dictionaries(st.integers() | st.text(max_size=3) | st.tuples(st.integers()), inner, max_size=3)
+        | st.lists(inner, max_size=4).map(collections.deque)
+        | st.frozensets(st.booleans(), max_size=2)
+    ),
+    max_leaves=20,
+)
+
+
+@given(plain)
+def test_plain_values_survive(value):
+    def written(each):
+        return Writer(lambda _: None, ()).write(each)
+
+    node = msgspec.msgpack.decode(msgspec.msgpack.encode(written(value)))
+    back = Reader({}.__getitem__).read(node)
+    assert type(back) is type(value)
+    assert not differ(written(back), node)
+
+
+@pytest.mark.parametrize(("one", "other"), [(0.0, -0.0), (1, True), (1, 1.0), ([1], [1, 2]), (math.nan, 1.0)])
+def test_values_differ_bit_for_bit(one, other):
+    assert differ(one, other)
+    assert not differ(one, one)
+
+
+@pytest.mark.parametrize(
+    "value", [itertools.count(), torch.zeros(1 << 20), torch.ones(1, requires_grad=True), object()]
+)
+def test_opaque_values_are_refused(value):
+    with pytest.raises(OpaqueError):
+        Writer(lambda _: None, ()).write([value])
+
+
+def test_too_many_values_are_refused():
+    with pytest.raises(TooLargeError):
+        Writer(lambda _: None, ()).write([list(range(100))] * 100)
