@@ -21,17 +21,19 @@ from deadpool_run.core import effects as do
 from deadpool_run.core.effects import Effect
 from deadpool_run.core.events import (
     CaptureSkipped,
+    CopyRefused,
     Event,
     FetchFailed,
     LoopFinished,
     NodeResynced,
+    RefusedCopyTaken,
     ReplicasReported,
     TranscriptSealed,
     WorkerExited,
 )
 from deadpool_run.core.injection import KillHow
 from deadpool_run.errors import ProtocolError
-from deadpool_run.ids import Rank, Version
+from deadpool_run.ids import NodeId, Rank, Version
 from deadpool_run.vault.segments import create_memory
 from deadpool_run.vault.status_page import create_status_page
 from deadpool_run.vault.transfer.replicator import Replicator
@@ -314,6 +316,10 @@ class LocalNode:
         if waiting is not None and waiting.version in versions:
             del self._finished[rank]
             self._report(Fact(waiting))
+
+    def refused(self, rank: Rank, node: NodeId, has_no_memory: bool) -> None:
+        """Report that a node has no memory for copies of a rank that lives here, or has memory again."""
+        self._submit(CopyRefused(node, rank) if has_no_memory else RefusedCopyTaken(node, rank))
 
     def _report(self, report: NodeReport) -> None:
         self.above.report(report)  # to the leader of this moment

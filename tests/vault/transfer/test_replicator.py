@@ -11,7 +11,7 @@ from vault_kit import LIMIT_S, FakeBuddy, cluster, connect, content, in_loop, of
 from deadpool_run.agent.node.node import LocalNode
 from deadpool_run.ids import Rank, Version
 from deadpool_run.vault import segments
-from deadpool_run.vault.transfer import receiver
+from deadpool_run.vault.transfer import receiver, sender
 from deadpool_run.wire.peers import Buddies
 
 
@@ -371,6 +371,31 @@ async def test_a_copy_is_taken_only_while_there_is_memory_for_it(caplog, monkeyp
         assert b.replicator.status()["without_memory"] == 0
         assert b.vault.status_page.growing == 0
         assert len([record for record in caplog.records if "no memory for a copy of rank 0" in record.message]) == 1
+
+
+@in_loop
+async def test_a_buddy_that_has_no_memory_for_a_while_is_reported_until_it_takes_a_copy(monkeypatch):
+    monkeypatch.setattr(sender, "_REFUSED_S", 0.1)
+    async with cluster("a", "b") as (a, b):
+        entry = b.vault.status_page.rank_entries[3]
+        a.holds(0)
+        a.copies_to(b)
+        await a.until_safe(0, 0)
+        assert a.refusals == []
+        entry.growing = 1 << 60
+        a.capture(0, 1)
+        await a.until(lambda: a.refusals)
+        assert a.refusals == [(0, "b", True)]
+        a.replicator.report_all()
+        assert a.refusals == [(0, "b", True)] * 2, "a new leader does not know"
+        a.replicator.set_buddies({Rank(0): ()})
+        a.replicator.set_buddies({Rank(0): (b.peer,)})
+        await a.until(lambda: a.refusals[2:])
+        assert a.refusals[2:] == [(0, "b", True)], "it is tried again, and has no memory still"
+        entry.growing = 0
+        await a.until_safe(0, 0, 1)
+        await a.until(lambda: a.refusals[3:])
+        assert a.refusals[3:] == [(0, "b", False)]
 
 
 @in_loop
