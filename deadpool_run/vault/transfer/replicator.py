@@ -275,6 +275,8 @@ class Replicator:
             "spared_bytes": shared.deduplicated.total,
             "sent_bytes_per_s": shared.sent.rate(),
             "received_bytes_per_s": shared.received.rate(),
+            "copied_s": shared.copy_times.copied_s,
+            "hashed_s": shared.copy_times.hashed_s,
             "fetched_bytes": self._fetched[0],
             "fetched_s": self._fetched[1],
             "ranks": ranks,

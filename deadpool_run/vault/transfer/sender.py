@@ -205,6 +205,7 @@ class ReplicationLink:
     def _deliver(self, offer: _Offer) -> bool:
         """Send the chunks that the buddy does not have. False: try again later. Raises OSError and `ProtocolError`."""
         connection, source = self._stream_pool.first(), offer.source
+        began, hashed_s = time.monotonic(), source.digests.hashed_s
         delivery = secrets.token_bytes(headers.TOKEN_BYTES)
         parts = 1 + self._stream_pool.open(streams.worthwhile(source.nbytes, self._shared.streams) - 1)
         put = headers.Put(
@@ -219,13 +220,17 @@ class ReplicationLink:
         )
         headers.send(connection, put)
         answer = headers.receive_answer(connection)
-        if isinstance(answer, headers.Go):
+        is_sent = isinstance(answer, headers.Go)
+        if is_sent:
             self._send(offer, delivery, parts)
             answer = headers.receive_answer(connection)
         self._note_memory(answer)
         if not isinstance(answer, headers.HeldVersions):
             _LOG.debug("%s does not take rank %d: %s", self._peer.node, self._rank, answer)
             return False
+        if is_sent and offer.version is not TRANSCRIPT:
+            times = self._shared.copy_times
+            times.copied_s, times.hashed_s = time.monotonic() - began, (source.digests.hashed_s - hashed_s) / parts
         self._learn(offer, answer)
         return True
 
