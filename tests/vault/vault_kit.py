@@ -60,9 +60,9 @@ def body_of(fd, version):
 class Node:
     """One node: what happens to it, and what was told of it."""
 
-    def __init__(self, name, world_size=4, *, secret=SECRET, bandwidth=None, dial=None, streams=1):
+    def __init__(self, name, world_size=4, *, secret=SECRET, bandwidth=None, dial=None, streams=1, memory_limit=0):
         self.name = name
-        self.vault = Vault(world_size)
+        self.vault = Vault(world_size, memory_limit)
         self.told = {}
         self.refusals = []
         """Per report of a buddy's memory: the rank, the buddy, and whether it refuses copies."""

@@ -68,7 +68,7 @@ class LocalNode:
         self._spec = spec
         self._output = output
         self._forkserver, self._environment = forkserver, forkserver.environment
-        vault = self.vault = Vault(spec.settings.world_size)
+        vault = self.vault = Vault(spec.settings.world_size, spec.snapshot_memory)
         self.copies: Replicator | None = None
         """Replication between nodes; None on one machine."""
         self.timeline = 0

@@ -45,6 +45,11 @@ _SPARES = group(
         default="1",
     ),
     Option(
+        "snapshot_memory",
+        "SIZE",
+        "The most memory that a machine spends on snapshots and copies, such as 8GiB. Without room, snapshots are skipped and copies go to other machines. Default: what is free.",
+    ),
+    Option(
         "preload",
         "MODULES",
         "Modules, separated by commas, that the fork server imports once for all workers, in addition to torch.",

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import mmap
 import threading
 from types import SimpleNamespace
 
@@ -396,6 +397,44 @@ async def test_a_buddy_that_has_no_memory_for_a_while_is_reported_until_it_takes
         await a.until_safe(0, 0, 1)
         await a.until(lambda: a.refusals[3:])
         assert a.refusals[3:] == [(0, "b", False)]
+
+
+@in_loop
+async def test_copies_take_no_more_than_the_limit_and_what_is_dropped_does_not_count():
+    async with cluster("a", "b", memory_limit=1 << 20) as (a, b):
+        page = b.vault.status_page
+        a.capture(0, 0, body=bytes(400_000))
+        a.seal(0)
+        a.copies_to(b)
+        await a.until_safe(0, 0)
+        assert 400_000 < page.taken < 450_000
+        a.capture(0, 1, body=bytes(400_000))
+        await a.until_safe(0, 0, 1)
+        assert 800_000 < page.taken <= 1 << 20
+        a.capture(0, 2, body=bytes(400_000))  # the oldest goes first
+        await a.until_safe(0, 1, 2)
+        assert 800_000 < page.taken <= 1 << 20
+        assert page.growing == 0
+        assert b.replicator.status()["without_memory"] == 0
+        b.replicator.keep(())
+        assert page.taken == 0
+
+
+@in_loop
+async def test_the_memory_of_a_rank_counts_once_wherever_it_moves():
+    async with cluster("a", "b") as (a, b):
+        a.holds(0)
+        a.copies_to(b)
+        await a.until_safe(0, 0)
+        copied = b.vault.status_page.taken
+        assert copied > len(content(0, 0))
+        assert await b.seat(0) is None
+        assert b.vault.status_page.taken == copied - 2 * mmap.PAGESIZE, "a rank's transcript is small, and not counted"
+        a.replicator.keep({Rank(0)})
+        a.replicator.left(Rank(0))
+        assert a.vault.status_page.taken > len(content(0, 0))
+        a.replicator.keep(())
+        assert a.vault.status_page.taken == 0
 
 
 @in_loop
