@@ -15,6 +15,7 @@ from deadpool_run.errors import UsageError
 
 _PREFIXES = "KMGT"
 _SIZE = re.compile(rf"([0-9]+(?:\.[0-9]+)?) ?([{_PREFIXES}])(i?B|)", re.IGNORECASE)
+_QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]+)?)([KMBT]?)", re.IGNORECASE)
 DEFAULT = "default"
 DETECTED = "Slurm"
 """Source of values found in the scheduler's variables."""
@@ -192,6 +193,17 @@ class Values:
         if size < 1:
             raise self.refuse(name, "too small", "write for example 8GiB or 500MB")
         return size
+
+    def quantity(self, name: str) -> int | None:
+        """Return a number with or without K, M, B or T (10^9 is 1B); None if the option is empty."""
+        text = self.text(name)
+        if not text:
+            return None
+        match = _QUANTITY.fullmatch(text.strip())
+        number = 0 if match is None else int(float(match[1]) * 1000 ** " KMBT".index(match[2].upper() or " "))
+        if number < 1:
+            raise self.refuse(name, "not a number from 1", "write for example 350M or 7B")
+        return number
 
     def choice(self, name: str, choices: Sequence[str]) -> str:
         """Return the text, which must be one of the choices."""

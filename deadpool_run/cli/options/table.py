@@ -186,6 +186,12 @@ _RUN = group(
     Option("no_config", None, "Read no configuration file.", in_file=False),
     Option("simulate_nodes", "N", "With --dry-run: the number of machines to assume.", in_file=False),
     Option(
+        "simulate_parameters",
+        "COUNT",
+        "With --dry-run: the number of the model's parameters, such as 7B, to see whether its snapshots and copies fit into memory.",
+        in_file=False,
+    ),
+    Option(
         "no_slurm",
         None,
         "Ignore Slurm's variables: don't start agents on the nodes of a job, and don't take the number of nodes from Slurm.",

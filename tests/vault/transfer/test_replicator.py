@@ -13,6 +13,7 @@ from deadpool_run.agent.node.node import LocalNode
 from deadpool_run.ids import Rank, Version
 from deadpool_run.vault import segments
 from deadpool_run.vault.transfer import receiver, sender
+from deadpool_run.view import memory_plan
 from deadpool_run.wire.peers import Buddies
 
 
@@ -418,6 +419,19 @@ async def test_copies_take_no_more_than_the_limit_and_what_is_dropped_does_not_c
         assert b.replicator.status()["without_memory"] == 0
         b.replicator.keep(())
         assert page.taken == 0
+
+
+@in_loop
+async def test_a_copy_takes_as_many_segments_as_the_plan_says():
+    async with cluster("a", "b") as (a, b):
+        a.capture(0, 0, body=bytes(4_000_000))
+        a.seal(0)
+        a.copies_to(b)
+        await a.until_safe(0, 0)
+        for version in range(1, 6):
+            a.capture(0, version, body=bytes(4_000_000))
+            await a.until_safe(0, version - 1, version)
+        assert b.vault.status_page.taken // 4_000_000 == memory_plan.SEGMENTS_PER_COPY
 
 
 @in_loop
