@@ -258,7 +258,11 @@ class Replicator:
         for rank, links in self._links.items():
             for peer, link in links.items():
                 if link.refuses:
-                    self._on_refused(rank, peer.node, link.refuses)
+                    self._report_refusal(rank, peer)
+
+    def is_refused(self, rank: Rank) -> bool:
+        """Return whether a buddy of the rank has had no memory for its copies for a while."""
+        return any(link.refuses for link in self._links.get(rank, {}).values())
 
     def status(self) -> dict[str, Any]:
         """Return the figures for the status: bytes, bytes per second, and the lag of each rank's buddies."""
