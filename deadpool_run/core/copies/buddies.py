@@ -70,11 +70,12 @@ def update(decision: Decision) -> None:
     if state.phase not in _COPIED_IN or _is_up_to_date(decision):
         return
     chosen = choose(decision.settings, state)
+    state.refused_at = None
     if chosen != state.buddies:
         before = state.buddies
         state.former_buddies = _joined(state.former_buddies, before)  # they hold the only copies for now
         state.buddies, state.buddies_told = chosen, False
-        if decision.changes.shortages and before and chosen:
+        if before and chosen:
             shortages.announce(decision, before)
     if not state.buddies_told:
         state.buddies_told = True

@@ -1,12 +1,13 @@
 """Nodes without memory for copies: they keep what they hold, get no further copies for a while, and are then tried again."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from deadpool_run.core import events as ev
 from deadpool_run.core.decision import Decision
 from deadpool_run.core.state import Shortage, State
 from deadpool_run.core.transitions import JobPhase
 from deadpool_run.ids import NodeId, Rank
+from deadpool_run.text import shortened
 
 TOGETHER_S = 0.5
 """Refusals within this time lead to one choice of other nodes: a choice looks at every rank."""
@@ -42,7 +43,7 @@ def refused(decision: Decision, event: ev.CopyRefused) -> None:
         known = Shortage(frozenset(), wait_s, now + wait_s)
     if event.rank not in known.refused:
         state.shortages[event.node] = Shortage(known.refused | {event.rank}, known.wait_s, known.until)
-        state.refused_at = state.refused_at or now
+        state.refused_at = now if state.refused_at is None else state.refused_at
 
 
 def taken(decision: Decision, event: ev.RefusedCopyTaken) -> None:
@@ -85,24 +86,16 @@ def avoid(decision: Decision) -> None:
 
 
 def announce(decision: Decision, before: tuple[tuple[NodeId, ...], ...]) -> None:
-    """Tell the user which refused copies go to other nodes, and which have no other node."""
+    """Tell the user which refused copies go to other nodes."""
     state = decision.state
     for node, shortage in state.shortages.items():
-        if shortage.until is None or node not in state.nodes:
+        if shortage.until is None:
             continue
-        moved = [rank for rank in shortage.refused if node in before[rank] and node not in state.buddies[rank]]
-        if moved:
-            name = state.nodes[node].place.name
-            others = _names(
-                state, (other for rank in moved for other in state.buddies[rank] if other not in before[rank])
+        moved = [rank for rank in sorted(shortage.refused) if node in before[rank] and not is_buddy(state, node, rank)]
+        others = {other for rank in moved for other in state.buddies[rank] if other not in before[rank]}
+        if others:
+            ranks = f"rank{'s' * (len(moved) > 1)} {shortened([str(rank) for rank in moved])}"
+            names = shortened(sorted(state.nodes[other].place.name for other in others))
+            decision.announce(
+                f"copies of {ranks} go to {names}", f"{state.nodes[node].place.name} has no memory for them"
             )
-            decision.announce(f"copies of {_ranks(moved)} go to {others}", f"{name} has no memory for them")
-
-
-def _ranks(ranks: Iterable[Rank]) -> str:
-    listed = [str(rank) for rank in sorted(ranks)]
-    return ("rank " if len(listed) == 1 else "ranks ") + ", ".join(listed)
-
-
-def _names(state: State, nodes: Iterable[NodeId]) -> str:
-    return ", ".join(sorted({state.nodes[node].place.name for node in nodes}))

@@ -128,6 +128,13 @@ def test_the_copies_stay_where_no_other_node_is():
     assert shortages.is_short(job.state, "n1"), "it is tried all the time, as there is no other node"
 
 
+def test_a_choice_for_another_reason_minds_refusals_too():
+    job = Job([None, 0, None])
+    job.tell(ev.NodeJoined("n3", Place("n3")))
+    assert job.announced == ["copies of rank 0 go to n2"]
+    assert coordinator.next_deadline(job.settings, job.state) == job.state.shortages["n1"].until
+
+
 @given(
     rooms=st.lists(st.sampled_from([None, None, 0, 1, 2]), min_size=2, max_size=6),
     ranks_per_node=st.integers(1, 2),
