@@ -150,6 +150,8 @@ class LaunchSpec:
     duplicate_stdout_filters: tuple[str, ...] = ()
     """Tee'd lines with one of these also go to `filtered_stdout.log`."""
     duplicate_stderr_filters: tuple[str, ...] = ()
+    snapshot_memory: int = 0
+    """The most bytes that this node spends on snapshots and copies. 0: as many as there are."""
     role: str = "default"
     start_method: StartMethod = StartMethod.FORKSERVER
     preload: tuple[str, ...] = DEFAULT_PRELOAD

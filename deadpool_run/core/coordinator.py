@@ -5,7 +5,7 @@ Deterministic: the same state, event and time lead to the same state and orders.
 
 from deadpool_run.core import events as ev
 from deadpool_run.core import reports, timers
-from deadpool_run.core.copies import buddies, holders, interval
+from deadpool_run.core.copies import buddies, holders, interval, shortages
 from deadpool_run.core.decision import Decision
 from deadpool_run.core.effects import Effect
 from deadpool_run.core.events import Event
@@ -32,6 +32,8 @@ HANDLERS: dict[type[Event], Handler] = {
     ev.NodesLost: lambda decision, event: losses.nodes_lost(decision, event.losses),
     ev.SnapshotCommitted: buddies.committed,
     ev.ReplicasReported: holders.reported,
+    ev.CopyRefused: shortages.refused,
+    ev.RefusedCopyTaken: shortages.taken,
     ev.FetchFailed: losses.fetch_failed,
     ev.WorkerStarted: reports.started,
     ev.WorkerStartFailed: losses.worker_ended,

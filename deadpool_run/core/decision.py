@@ -32,6 +32,8 @@ class Changes:
     """The number of ranks that are done."""
     placement: bool = False
     """The node of some rank."""
+    shortages: bool = False
+    """The nodes that have memory for copies."""
     vacancies: bool = False
     """Vacant ranks, what is known of their copies, or the workers that can take one."""
 
@@ -139,6 +141,8 @@ class Decision:
         state.nodes = {node: kept for node, kept in state.nodes.items() if node not in lost}
         state.joined_at = self.now
         places.forget(state, lost)
+        for node in lost:
+            state.shortages.pop(node, None)
         self.changes.nodes_lost = True
 
     # --- decisions ------------------------------------------------------------------------------------------------

@@ -138,6 +138,20 @@ class ReplicasReported(Tagged):
     versions: tuple[Version, ...]
 
 
+class CopyRefused(Tagged):
+    """The node has no memory for copies of this rank. Reported by the rank's own node, and again after a takeover."""
+
+    node: NodeId
+    rank: Rank
+
+
+class RefusedCopyTaken(Tagged):
+    """The node has taken a copy of this rank, which it had refused."""
+
+    node: NodeId
+    rank: Rank
+
+
 class FetchFailed(_OfWorkerInEpoch):
     """A replacement's transcript or snapshot could not be fetched from this node."""
 
@@ -364,6 +378,8 @@ Event = (
     | NodeResynced
     | SnapshotCommitted
     | ReplicasReported
+    | CopyRefused
+    | RefusedCopyTaken
     | KillRequested
     | StopRequested
     | TimeAdvanced

@@ -25,6 +25,18 @@ class NodeRecord:
     """The number of nodes that had joined before it, lost ones included."""
 
 
+@dataclass(frozen=True, slots=True)
+class Shortage:
+    """A node that had no memory for copies of some ranks."""
+
+    refused: frozenset[Rank]
+    """The ranks whose copies it refused, and has not taken since."""
+    wait_s: float
+    """How long it gets no further copies."""
+    until: float | None
+    """When it is tried again; None since then, as long as it refuses nothing."""
+
+
 @dataclass(slots=True)
 class Repair:
     """A repair under way, from the first loss until every rank has completed a step. Times are those of `now`."""
@@ -168,6 +180,10 @@ class State:
     """The buddies before these, which may hold what the present ones have not received yet."""
     buddies_told: bool = True
     """`SetBuddies` was ordered for the present ones in this term."""
+    shortages: dict[NodeId, Shortage] = field(default_factory=dict)
+    """Per node that has refused copies. Only living nodes."""
+    refused_at: float | None = None
+    """When the first copy was refused for which no other node has been chosen yet; None if there is none."""
     committed: bool = False
     """Every rank has copies of some version of this generation on other nodes."""
     exposed_at: float | None = None

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from deadpool_run.core import placement, places
-from deadpool_run.core.copies import holders, interval
+from deadpool_run.core.copies import holders, interval, shortages
 from deadpool_run.core.decision import Decision
 from deadpool_run.core.members import Member
 from deadpool_run.core.recovery import repair, restart, shutdown, spare_pool
@@ -175,6 +175,9 @@ def _of_job(settings: Settings, state: State) -> Iterator[Deadline]:
     is_longer = state.capture_interval > settings.capture_interval
     if is_longer and state.skipped_at is not None and state.phase is JobPhase.RUNNING:
         yield Deadline(state.skipped_at + interval.calm_s(settings, state), interval.calm)
+    avoid_at = shortages.next_deadline(state)
+    if avoid_at is not None:
+        yield Deadline(avoid_at, shortages.avoid)
     heal_at = spare_pool.heal_deadline(settings, state)
     if heal_at is not None:
         yield Deadline(heal_at, spare_pool.heal)

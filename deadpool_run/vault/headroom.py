@@ -1,5 +1,7 @@
 """How much memory snapshots may still take: what is free here, within the limits of the control groups, less a reserve.
 
+A limit of the user's (`--snapshot-memory`) may be lower.
+
 A process that takes more than there is gets no error: the kernel ends some process. So memory for a snapshot or a copy is
 taken only while there is room for it. Workers that grow at the same time announce it on the status page, because memory that
 is not used yet still counts as free.
@@ -40,11 +42,17 @@ def room(workers: int) -> int:
     return min(free - max(least, min(_MOST_RESERVED, total // _RESERVED_SHARE)) for total, free in found)
 
 
-def check_room(nbytes: int, growing: int, workers: int, what: str) -> None:
-    """Raise `NoMemoryError` without room for this much more, if other growth of `growing` bytes is under way."""
+def check_room(nbytes: int, status_page: StatusPage, workers: int, what: str, *, own: int = 0) -> None:
+    """Raise `NoMemoryError` without room for this much more beside the growth on the status page, less `own`."""
+    growing, limit = status_page.growing - own, status_page.memory_limit
     left = max(0, room(workers) - growing)
     if nbytes > left:
         raise NoMemoryError(f"no memory for {what}: it needs {size(nbytes)}, and {size(left)} may be used")
+    left = max(0, limit - status_page.taken - growing)
+    if limit and nbytes > left:
+        raise NoMemoryError(
+            f"no memory for {what}: it needs {size(nbytes)}, and {size(left)} of --snapshot-memory {size(limit)} are left"
+        )
 
 
 class Growth:
@@ -62,13 +70,14 @@ class Growth:
         with self._lock(what):
             self._own.growing = 0
             try:
-                check_room(nbytes, self._status_page.growing, self._workers, what)
+                check_room(nbytes, self._status_page, self._workers, what)
             except NoMemoryError:
                 self._own.growing = -nbytes
                 raise
             self._own.growing = nbytes
         try:
             yield
+            self._own.taken += nbytes
         finally:
             self._own.growing = 0
 

@@ -18,14 +18,14 @@ from deadpool_run.ids import Version
 
 WORDS = 16
 RANK_ENTRY_BYTES = WORDS * 8
-_SLOT0, _SKIPPED, _COPYING, _GROWING = 6, 8, 12, 15
+_SLOT0, _SKIPPED, _TAKEN, _COPYING, _GROWING = 6, 8, 9, 12, 15
 """Indices of words in a rank entry, as in `RankEntry`."""
 _HEADER_WORDS = 64
 _COMMITTED = 1
 _ABANDONED_COUNT = 2
 _KEPT = 3
 """Holds `StatusPage.kept` plus 1, so that 0 is none."""
-_COPIES_GROWING = 4
+_COPIES_GROWING, _COPIES_TAKEN, _MEMORY_LIMIT = 4, 5, 6
 _ABANDONED = 8
 MAX_ABANDONED = _HEADER_WORDS - _ABANDONED
 """The number of abandoned versions that fit into the header."""
@@ -88,6 +88,7 @@ class RankEntry:
     issued = _Field(4)  # collectives issued in this epoch
     waited = _Field(5)  # those of them that have completed
     skipped = _Field(_SKIPPED)  # the newest version whose capture was skipped, or EMPTY
+    taken = _Field(_TAKEN)  # bytes of the rank's slots
     step_ns = _Field(10)  # duration of the last step
     capture_ns = _Field(11)  # duration of the last capture
     copying = _Field(_COPYING)  # a Copying: from the start of a capture until its version is held or skipped
@@ -100,14 +101,15 @@ class RankEntry:
         self._base = _HEADER_WORDS + rank * WORDS
 
     def clear(self, *, keep_slots: bool) -> None:
-        """Reset the entry for a new owner; with `keep_slots`, keep the snapshots and the mark."""
-        slots, marked = self.slots, (self.marked_step, self.mark)
+        """Reset the entry for a new owner; with `keep_slots`, keep the snapshots, their memory and the mark."""
+        slots, taken, marked = self.slots, self.taken, (self.marked_step, self.mark)
         for word in range(WORDS):
             self._words[self._base + word] = 0
         self._words[self._base + _SKIPPED] = EMPTY
         for slot in (0, 1):
             self.set_slot(slot, slots[slot] if keep_slots else EMPTY)
         if keep_slots:
+            self.taken = taken
             self.marked_step, self.mark = marked
 
     @property
@@ -133,7 +135,8 @@ class RankEntry:
         if len(words) != WORDS:
             raise ValueError(f"a rank entry has {WORDS} words, not {len(words)}")
         for word, value in enumerate(words):
-            self._words[self._base + word] = 0 if word == _COPYING or (word == _GROWING and value > 0) else value
+            is_local = word in (_COPYING, _TAKEN) or (word == _GROWING and value > 0)
+            self._words[self._base + word] = 0 if is_local else value
 
     @property
     def held(self) -> tuple[Version, ...]:
@@ -182,9 +185,23 @@ class StatusPage:
         """How many bytes copies of other nodes' ranks are about to take."""
         return self._words[_COPIES_GROWING]
 
-    @copies_growing.setter
-    def copies_growing(self, nbytes: int) -> None:
-        self._words[_COPIES_GROWING] = nbytes
+    @property
+    def taken(self) -> int:
+        """How many bytes snapshots and copies of this node have, all together."""
+        return self._words[_COPIES_TAKEN] + sum(rank_entry.taken for rank_entry in self.rank_entries)
+
+    def announce_copies(self, growing: int, taken: int) -> None:
+        """Publish how many bytes copies of other nodes' ranks are about to take, and have."""
+        self._words[_COPIES_GROWING], self._words[_COPIES_TAKEN] = growing, taken
+
+    @property
+    def memory_limit(self) -> int:
+        """The most bytes that snapshots and copies of this node may take; 0: no limit but that of the machine."""
+        return self._words[_MEMORY_LIMIT]
+
+    @memory_limit.setter
+    def memory_limit(self, nbytes: int) -> None:
+        self._words[_MEMORY_LIMIT] = nbytes
 
     @property
     def kept(self) -> int:

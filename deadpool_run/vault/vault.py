@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from deadpool_run.ids import Rank, Version
+from deadpool_run.vault.headroom import check_room
 from deadpool_run.vault.segments import blob_header, complete_version, create_memory, read_complete, slot_token
 from deadpool_run.vault.status_page import BUSY, EMPTY, StatusPage, create_status_page
 
@@ -41,8 +42,10 @@ class Segments:
 class Vault:
     """Holds the memory of one generation at a time, and owns the descriptors."""
 
-    def __init__(self, world_size: int) -> None:
+    def __init__(self, world_size: int, memory_limit: int = 0) -> None:
+        """`memory_limit`: the most bytes that snapshots and copies may take here; 0: as many as there are."""
         self.world_size = world_size
+        self._memory_limit = memory_limit
         self._lock = threading.RLock()
         self._fill()
 
@@ -164,19 +167,24 @@ class Vault:
             self._ranks[rank] = new
             rank_entry = self.status_page.rank_entries[rank]
             rank_entry.clear(keep_slots=False)
+            rank_entry.taken = sum(os.fstat(fd).st_size for fd in new.slots)
             for slot, fd in enumerate(new.slots):
                 version = complete_version(fd)
                 rank_entry.set_slot(slot, EMPTY if version is None else version)
         if old is not None:
             old.close()
 
-    def announce_growth(self, nbytes: int) -> int:
-        """Publish how many bytes copies here are about to take; return how many they and the workers are, together."""
+    def announce_copies(self, growing: int, taken: int) -> None:
+        """Publish how many bytes copies here are about to take, and have."""
         with self._lock:
-            if not self._is_open:
-                return nbytes
-            self.status_page.copies_growing = nbytes
-            return self.status_page.growing
+            if self._is_open:
+                self.status_page.announce_copies(growing, taken)
+
+    def check_room(self, nbytes: int, what: str) -> None:
+        """Raise `NoMemoryError` without room for a copy of this many bytes, which has been announced."""
+        with self._lock:
+            if self._is_open:
+                check_room(nbytes, self.status_page, len(self._ranks), what, own=nbytes)
 
     def renew(self) -> None:
         """Replace all memory, so that no late worker of the last generation can write into this one's."""
@@ -197,6 +205,7 @@ class Vault:
         with self._lock:
             self.status_page_fd = create_status_page(self.world_size)
             self.status_page = StatusPage(self.status_page_fd, self.world_size)
+            self.status_page.memory_limit = self._memory_limit
             self._ranks: dict[Rank, Segments] = {}
             self._is_open = True
 

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from deadpool_run.text import printable
-from deadpool_run.view import nodes
+from deadpool_run.view import capture_limit, nodes
 from deadpool_run.view.health import JobHealth, Status, health, without_copies, without_memory
 from deadpool_run.view.text import shown, table
 
@@ -50,6 +50,8 @@ def to_rich(status: Status, now: datetime) -> RenderableType:
     parts: list[RenderableType] = [_job_line(status, now)]
     if why := _why(status):
         parts.append(Text(f"  {printable(why)}"))
+    if limit := capture_limit.words(status):
+        parts.append(Text(f"  {limit}"))
     if status.get("durable"):
         parts.append(_durable(status["durable"], now))
     if nodes.has_several(status):

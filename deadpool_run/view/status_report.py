@@ -6,6 +6,7 @@ If a job spans several nodes, each of `nodes` also has `port` (with `address`: w
 lacked copies on other nodes; null if no copy is missing.
 
 `no_memory_bytes` of a rank: the bytes that there was no memory for at its last snapshot; 0 if it was taken.
+`capture_limit` says what keeps snapshots rarer than requested: see `capture_limit.limit`.
 """
 
 from collections.abc import Mapping
@@ -17,7 +18,7 @@ from msgspec.structs import asdict
 from deadpool_run.core.state import State
 from deadpool_run.ids import NodeId
 from deadpool_run.vault.status_page import Phase, RankEntry, StatusPage
-from deadpool_run.view import job_status
+from deadpool_run.view import capture_limit, job_status
 from deadpool_run.wire.peers import Traffic
 
 SCHEMA_VERSION = 1
@@ -63,7 +64,7 @@ def status_object(  # noqa: PLR0913 - each is known to another part of the agent
         for rank, rank_entry in zip(summary["ranks"], status_page.rank_entries, strict=True)
     ]
     several = {} if nodes is None else _several(state, summary["nodes"], nodes)
-    return {
+    status = {
         "schema_version": SCHEMA_VERSION,
         "run": dict(run),
         **summary,
@@ -73,6 +74,7 @@ def status_object(  # noqa: PLR0913 - each is known to another part of the agent
         "dropped_lines": dict(dropped),
         **several,
     }
+    return {**status, "capture_limit": capture_limit.limit(status)}
 
 
 def _several(state: State, shown: list[dict[str, Any]], nodes: NodeReports) -> dict[str, Any]:

@@ -83,6 +83,10 @@ class Traffic(Untagged):
     """Not sent, because the receiver had these bytes already."""
     sent_bytes_per_s: float
     received_bytes_per_s: float
+    copied_s: float
+    """Time to copy the last snapshot of a rank here to another node. 0 if none was copied."""
+    hashed_s: float
+    """The part of `copied_s` in which digests were computed here."""
     fetched_bytes: int
     fetched_s: float
     """Time to fetch the last snapshot for a replacement here, the connection included. 0 if none was fetched."""

@@ -146,6 +146,20 @@ def test_a_dry_run_for_several_machines_shows_who_is_what_and_makes_no_secret(ho
     assert deadpool("--simulate-nodes", "0", *line.split(), cwd=home, env=ours(home)).returncode == 2
 
 
+def test_a_dry_run_says_whether_snapshots_fit_into_memory(home):
+    line = "--nproc-per-node 2 --simulate-parameters 1M --dry-run train.py"
+    done = deadpool("--snapshot-memory", "24MB", *line.split(), cwd=home, env=ours(home))
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = [each.strip() for each in done.stdout.splitlines()]
+    assert "this machine  4 GiB: 4 for snapshots of 2 ranks" in lines
+    assert "this machine may spend 24 MB: --snapshot-memory" in lines
+    assert (
+        "whole on each rank (DDP): 12 MB per rank, so up to 48 MB per machine: does not fit: 24 MB are missing" in lines
+    )
+    assert "sharded over all ranks (FSDP): 6 MB per rank, so up to 24 MB per machine: fits" in lines
+    assert deadpool("--snapshot-memory", "24", "--dry-run", "train.py", cwd=home, env=ours(home)).returncode == 2
+
+
 def test_config_show_names_the_source_of_each_value(home):
     (home / "config" / "deadpool").mkdir(parents=True)
     (home / "config" / "deadpool" / "config.yaml").write_text("preload: [numpy, my.models]\n")

@@ -250,6 +250,10 @@ def test_an_endpoint_on_this_machine_is_accepted(endpoint):
         ({"signals_to_handle": "NOPE"}, "NOPE cannot be handled"),
         ({"start_method": "thread"}, "--start-method 'thread'"),
         ({"capture_interval": "0"}, "--capture-interval '0'"),
+        ({"snapshot_memory": "much"}, "--snapshot-memory 'much': not a size with a unit"),
+        ({"snapshot_memory": "8"}, "--snapshot-memory '8': not a size with a unit"),
+        ({"snapshot_memory": "-1G"}, "--snapshot-memory '-1G': not a size with a unit"),
+        ({"snapshot_memory": "0GiB"}, "--snapshot-memory '0GiB': too small"),
         ({"node_timeout": "0"}, "--node-timeout '0'"),
         ({"max_restarts": "-1"}, "--max-restarts '-1'"),
     ],
@@ -260,6 +264,37 @@ def test_what_cannot_be_honoured_is_refused_with_advice(given, words):
     assert words in str(caught.value).splitlines()[0]
     assert len(str(caught.value).splitlines()) == 2
     assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "nbytes"),
+    [
+        ("", 0),
+        ("8GiB", 8 << 30),
+        ("8g", 8 << 30),
+        ("1.5 T", 3 << 39),
+        ("500MB", 500 * 10**6),
+        ("2kB", 2000),
+        ("1KiB", 1024),
+    ],
+)
+def test_the_memory_for_snapshots(text, nbytes):
+    assert planned(snapshot_memory=text).spec.snapshot_memory == nbytes
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [("", None), ("7B", 7 * 10**9), ("1.5t", 1_500 * 10**9), ("350M", 350 * 10**6), ("2k", 2000), ("12", 12)],
+)
+def test_the_number_of_parameters(text, count):
+    assert resolve({"simulate_parameters": text or None}, {}, {}).quantity("simulate_parameters") == count
+
+
+@pytest.mark.parametrize("text", ["many", "0", "-1B", "7 GB", "0.1"])
+def test_what_is_no_number_of_parameters_is_refused(text):
+    with pytest.raises(UsageError, match=f"--simulate-parameters '{text}': not a number from 1") as caught:
+        resolve({"simulate_parameters": text}, {}, {}).quantity("simulate_parameters")
+    assert len(str(caught.value).splitlines()) == 2
 
 
 def test_needles():

@@ -147,11 +147,15 @@ class Run:
                 yield losses[0] if len(losses) == 1 else ev.NodesLost(losses)
             case "committed":
                 yield ev.SnapshotCommitted(numbers[0], self.state.epoch)
+            case "nomemory":
+                yield ev.CopyRefused(plain[0], int(options["rank"]))
+            case "takes":
+                yield ev.RefusedCopyTaken(plain[0], int(options["rank"]))
             case "holds":
                 held = tuple(int(version) for version in options.get("held", "").split(",") if version)
                 epoch = int(options.get("epoch", self.state.epoch))
                 yield ev.ReplicasReported(plain[0], int(options["rank"]), epoch, held)
-        if name in ("start", "fault", "stop", "join", "lose", "committed", "holds"):
+        if name in ("start", "fault", "stop", "join", "lose", "committed", "nomemory", "takes", "holds"):
             return
         words = Words(
             epoch=int(options.get("epoch", self.state.epoch)),

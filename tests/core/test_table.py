@@ -75,6 +75,8 @@ EVENTS_OF_JOB = (
     ev.KillRequested(0, KillHow.SIGKILL),
     ev.KillRequested(9, KillHow.EXIT),
     ev.TimeAdvanced(),
+    ev.CopyRefused("", 0),
+    ev.RefusedCopyTaken("", 0),
 )
 
 

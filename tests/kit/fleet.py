@@ -11,8 +11,9 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -75,8 +76,10 @@ class Fleet:
         node_timeout_s: float = 3.0,
         apart: bool = False,
         plant: str = "",
+        host_options: Mapping[int, Sequence[str]] = MappingProxyType({}),
     ) -> None:
         self.apart = apart
+        self._host_options = host_options
         self._plant = home / "plant"
         self._plant.mkdir()
         (self._plant / "sitecustomize.py").write_text(plant, encoding="utf-8")
@@ -111,6 +114,7 @@ class Fleet:
             *("--node-name", f"h{host}"),
             *("--rdzv-endpoint", ",".join(f"{address}:{PORT}" for address in addresses)),
             *("--run-dir", str(self.run_dir / f"of-h{host}" if self.apart else self.run_dir)),
+            *self._host_options.get(host, ()),
             *self._words,
         )
         command = ["ip", "netns", "exec", self.net.names[host], sys.executable, "-m", "deadpool_run", *words]

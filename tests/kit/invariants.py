@@ -59,6 +59,9 @@ def _broken_nodes(settings: Settings, state: State) -> Iterator[str]:
         yield f"two ranks have the same place on a node: {homes}"
     if state.term and state.epoch <= state.term << 20 and state.phase is not JobPhase.STOPPED:
         yield f"epoch {state.epoch} may have been used before term {state.term}"
+    for node, shortage in state.shortages.items():
+        if node not in state.nodes or (shortage.refused and shortage.until is None):
+            yield f"{node} is lost, or refuses copies and is not avoided: {shortage}"
     for rank, buddies in enumerate(state.buddies):
         if len(set(buddies)) < len(buddies) or (state.phase is JobPhase.RUNNING and state.seats[rank].node in buddies):
             yield f"the copies of rank {rank} are not on other nodes: {buddies}"

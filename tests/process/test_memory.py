@@ -30,6 +30,15 @@ def test_a_job_without_memory_for_snapshots_goes_on(cluster):
         assert "takes no snapshot: no memory for a snapshot of " in tight.stderr
 
 
+@pytest.mark.timeout(300)
+def test_a_limit_on_snapshot_memory_leaves_some_ranks_without(cluster):
+    """Two ranks take two slots at least; the limit has room for one."""
+    options = ("--snapshot-memory", f"{BALLAST * 3 // 2}MiB")
+    job = cluster(str(BALLAST), "12", script="ballast.py", nproc=2, spares=0, options=options)
+    assert job.wait_exit(120) == 0, job.told()
+    assert f"of --snapshot-memory {BALLAST * 3 // 2 * MIB / 1e6:.0f} MB are left" in job.stderr
+
+
 def test_the_kernel_ends_workers_before_the_agent(cluster):
     job = cluster("--layout", "ddp", "--steps", "400", nproc=2, spares=0)
     job.wait_state(0, 2)

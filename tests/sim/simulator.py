@@ -90,6 +90,8 @@ class Simulation:
         self.network_bad_until = 0.0
         self.nodes_lost: list[float] = []
         self.uncovered_losses = 0
+        self.refusals = 0
+        """Copies that nodes refused for lack of memory."""
         self.asked_to_stop = False
         self.refused: list[int] = []
         """Workers whose library refused to go on while they held a rank."""
@@ -394,7 +396,8 @@ class Simulation:
     def is_covered(self) -> bool:
         """Tell whether any one node may be lost now: no other is, and every rank's copies are where they should be."""
         lost = {node.name for node in self.storage.nodes.values() if not node.alive}
-        copied = self.storage.committed() >= 0 or not self.nodes_lost  # after a loss, new copies take their time
+        # After a loss, new copies take their time; so they do after a refusal.
+        copied = self.storage.committed() >= 0 or not (self.nodes_lost or self.refusals)
         return self.state.phase is JobPhase.RUNNING and not lost & set(self.state.nodes) and copied
 
 
@@ -428,6 +431,21 @@ def nodes_simulation(seed: int, kinds: tuple[str, ...] = NODE_KINDS, *, durable:
     )
     job = Simulation(seed, settings, planned(rng, kinds), steps=rng.choice((20, 60)))
     job.storage.slowest_s = 1.5 if _AT_ONCE in kinds else 0.15
+    return job
+
+
+def memory_simulation(seed: int) -> Simulation:
+    """Return the job of this seed, on several nodes of which some have memory for few copies, or none."""
+    rng = random.Random(f"memory {seed}")
+    job = nodes_simulation(seed)
+    names = [f"n{at}" for at in range(job.settings.nodes + job.settings.spare_nodes)]
+    job.storage.rooms = {name: rng.randint(0, 1) for name in names if rng.random() < 0.4}
+
+    def on_refused(node: str, rank: int, taken: bool) -> None:
+        job.refusals += not taken
+        job.tell((ev.RefusedCopyTaken if taken else ev.CopyRefused)(node, rank))
+
+    job.storage.on_refused = on_refused
     return job
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 from machine import Clock
 
@@ -59,6 +59,11 @@ class Storage:
 
     def __init__(self, clock: Clock, rng: random.Random, world_size: int) -> None:
         self._clock, self._rng, self._world_size = clock, rng, world_size
+        self.rooms: dict[str, int] = {}
+        """Nodes that have memory for copies of so many ranks only."""
+        self.on_refused: Callable[[str, int, bool], None] = lambda _node, _rank, _taken: None
+        """Called with the node, the rank, and whether the node has taken the copy after all."""
+        self._refused: set[tuple[str, int]] = set()
         self.slowest_s = 0.15
         """A copy arrives within this."""
         self.nodes: dict[str, Node] = {}
@@ -165,6 +170,15 @@ class Storage:
             return
         if epoch < self.epochs.get(name, 0):
             return
+        if rank not in there.copies and len(there.copies) >= self.rooms.get(name, self._world_size):
+            if name in self.buddies[rank]:
+                self._refused.add((name, rank))
+                self.on_refused(name, rank, False)
+                self._clock.after(0.5, lambda: self._arrive(source, name, rank, snapshot, epoch))
+            return
+        if (name, rank) in self._refused:
+            self._refused.remove((name, rank))
+            self.on_refused(name, rank, True)
         copies = there.copies.setdefault(rank, {})
         copies[version] = (token, epoch)
         there.copies[rank] = {each: kept for each, kept in copies.items() if each in source.held(rank)}

@@ -12,6 +12,7 @@ from simulator import (
     Fault,
     Simulation,
     drain_simulation,
+    memory_simulation,
     nodes_simulation,
     simulation,
 )
@@ -43,6 +44,16 @@ def test_long_swarm():
 def test_swarm_of_nodes(part):
     for seed in range(part, 300, 3):
         run(seed, nodes_simulation)
+
+
+def test_swarm_of_nodes_without_memory():
+    """Copies are refused, go elsewhere, and are counted on only where they are."""
+    jobs = [memory_simulation(seed) for seed in range(150)]
+    for seed, job in enumerate(jobs):
+        run(seed, lambda _seed, job=job: job)
+    moved = [job for job in jobs if any("has no memory for them" in line for line in job.log)]
+    assert len(moved) > 20
+    assert sum(job.stopped.exit_code == 0 for job in moved) > len(moved) // 2
 
 
 def test_swarm_of_scripts_that_cannot_be_drained():

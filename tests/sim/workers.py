@@ -336,8 +336,8 @@ class Worker:
         self.mode = Mode.STEPPING
         self.then(0.05, lambda: self.sim.gathering.arrive(self))
 
-    def _finish(self) -> None:
-        """The last version is captured, however long that takes."""
+    def _finish(self, tries: int = 0) -> None:
+        """The last version is captured, unless there is no slot for it for a minute, as nobody takes the copies."""
         self.mode = Mode.FINISHED
         storage = self.sim.storage
         if self.completed in storage.held(self.rank, self.node) or storage.capture(
@@ -345,8 +345,11 @@ class Worker:
         ):
             self.to_capture = False
             self.say(ev.LoopFinished(self.number, self.completed))
+        elif tries > 1200:
+            storage.skip(self.rank, self.completed)
+            self.say(ev.LoopFinished(self.number, self.completed))
         else:
-            self.then(0.05, self._finish)
+            self.then(0.05, lambda: self._finish(tries + 1))
 
     def set_up(self, token: int) -> None:
         """Set-up is over: snapshot 0."""

@@ -65,6 +65,32 @@ def test_a_rank_that_is_refused_may_try_again(page):
         assert page.rank_entries[1].growing == MIB
 
 
+def test_a_limit_counts_what_snapshots_and_copies_have_and_are_about_to_take(page):
+    page.memory_limit = 8 * MIB
+    growth = Growth(page, 1, workers=1)
+    with growth.by(2 * MIB, "a test"):
+        pass
+    assert page.taken == page.rank_entries[1].taken == 2 * MIB
+    page.rank_entries[0].growing = MIB
+    page.announce_copies(growing=MIB, taken=2 * MIB)
+    assert page.taken == 4 * MIB
+    with growth.by(2 * MIB, "a test"):
+        pass
+    words = "no memory for a test: it needs 1 B, and 0 B of --snapshot-memory 8.39 MB are left"
+    with pytest.raises(NoMemoryError, match=words), growth.by(1, "a test"):
+        pass
+    page.announce_copies(growing=0, taken=0)
+    with growth.by(3 * MIB, "a test"):
+        pass
+
+
+def test_memory_that_was_not_taken_does_not_count(page):
+    page.memory_limit = 8 * MIB
+    with pytest.raises(OSError, match="no pages"), Growth(page, 1, workers=1).by(MIB, "a test"):
+        raise OSError("no pages")
+    assert (page.taken, page.growing) == (0, 0)
+
+
 def test_a_stopped_holder_of_the_lock_costs_a_snapshot_and_no_more(page):
     code = (
         "import fcntl, os, signal, sys; fd = int(sys.argv[1]); fcntl.lockf(fd, fcntl.LOCK_EX); "

@@ -66,10 +66,12 @@ def test_a_mirrored_rank_entry_shows_what_it_is_of_but_nobody_waits_for_its_copi
         1,
     )
     rank_entry.set_slot(1, 12)
+    rank_entry.taken = 4096
     here.rank_entries[1].mirror(rank_entry.words())
     seen = here.rank_entries[1]
     assert (seen.worker, seen.phase, seen.completed, seen.skipped, seen.slots) == (9, Phase.STEP, 12, 11, (EMPTY, 12))
     assert seen.copying == 0
+    assert here.taken == 0, "it is the memory of another node"
     assert here.rank_entries[0].words() != seen.words()
     with pytest.raises(ValueError, match="16 words"):
         here.rank_entries[1].mirror((1, 2))

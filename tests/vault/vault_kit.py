@@ -60,10 +60,12 @@ def body_of(fd, version):
 class Node:
     """One node: what happens to it, and what was told of it."""
 
-    def __init__(self, name, world_size=4, *, secret=SECRET, bandwidth=None, dial=None, streams=1):
+    def __init__(self, name, world_size=4, *, secret=SECRET, bandwidth=None, dial=None, streams=1, memory_limit=0):
         self.name = name
-        self.vault = Vault(world_size)
+        self.vault = Vault(world_size, memory_limit)
         self.told = {}
+        self.refusals = []
+        """Per report of a buddy's memory: the rank, the buddy, and whether it refuses copies."""
         self.heard = lambda *_: None
         self._changed = asyncio.Condition()
         self._pulses = set()
@@ -74,6 +76,7 @@ class Node:
             asyncio.get_running_loop(),
             dial or connect,
             self._on_safe,
+            self._on_refused,
             secret=secret,
             bandwidth=bandwidth,
             streams=streams,
@@ -171,6 +174,10 @@ class Node:
     def _on_safe(self, rank, versions, transcript, timeline):
         self.told[rank] = (versions, transcript, timeline)
         self.heard(rank, versions, transcript, timeline)
+        self._tick()
+
+    def _on_refused(self, rank, node, refuses):
+        self.refusals.append((rank, node, refuses))
         self._tick()
 
     def _serve(self, sock):

@@ -5,6 +5,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from deadpool_run.view import capture_limit
 from deadpool_run.view.health import EXIT_CODES, JobHealth, health
 from deadpool_run.view.render import to_json, to_plain
 
@@ -215,6 +216,45 @@ def test_ranks_without_memory_for_snapshots_are_a_worse_job():
     spares = [{"worker": worker, "pid": 1, "phase": "ready"} for worker in (2, 3)]
     assert health(several(spares=spares, ranks=ranks)) is JobHealth.DEGRADED
     assert "no memory for snapshots of 1 rank " in to_plain(several(spares=spares, ranks=ranks), NOW)
+
+
+def limited(interval, capture_ms, *copies, **changed):
+    """A job whose user asked for a snapshot every second step."""
+    ranks = [{"rank": rank, "phase": "running", "capture_ms": capture_ms * rank} for rank in range(2)]
+    nodes = [
+        {"node": f"n{at}", "copies": {"copied_s": copied, "hashed_s": hashed}}
+        for at, (copied, hashed) in enumerate(copies)
+    ]
+    shown = several(ranks=ranks, nodes=nodes, capture_interval=interval, **changed)
+    shown["run"]["capture_interval"] = 2
+    return {**shown, "capture_limit": capture_limit.limit(shown)}
+
+
+def test_the_longest_part_of_a_snapshot_limits_the_interval():
+    assert limited(2, 900.0)["capture_limit"] is None, "as requested"
+    assert limited(4, 900.0)["capture_limit"] == {"by": "capture", "capture_ms": 900.0, "copy_ms": 0.0, "hash_ms": 0.0}
+    assert limited(4, 900.0, (0.8, 0.7))["capture_limit"]["by"] == "capture"
+    slow_link = limited(4, 40.0, (0.8, 0.7), (1.0, 0.25), (0.0, 0.0))["capture_limit"]
+    assert slow_link == {"by": "link", "capture_ms": 40.0, "copy_ms": 1000.0, "hash_ms": 250.0}
+    assert limited(4, 40.0, (1.0, 0.75))["capture_limit"]["by"] == "hashing"
+
+
+def test_memory_limits_snapshots_whatever_the_times_are():
+    assert limited(2, 900.0, (0.1, 0.0))["capture_limit"] is None
+    short = limited(2, 900.0)
+    short["ranks"][0]["no_memory_bytes"] = 2**30
+    assert capture_limit.limit(short)["by"] == "memory"
+    refused = limited(2, 900.0, (0.1, 0.0))
+    refused["nodes"][0]["copies"]["without_memory"] = 1
+    assert capture_limit.limit(refused)["by"] == "memory"
+
+
+def test_the_limit_is_shown_with_the_interval():
+    assert "limited" not in to_plain(limited(2, 900.0), NOW)
+    assert "  the snapshot interval is limited by capturing: capture 900 ms\n" in to_plain(limited(4, 900.0), NOW)
+    words = "  the snapshot interval is limited by copying to other nodes: capture 40 ms, copy 1000 ms, 250 ms of it hashing\n"
+    assert words in to_plain(limited(4, 40.0, (1.0, 0.25)), NOW)
+    assert json.loads(to_json(limited(4, 40.0, (1.0, 0.75)), NOW))["capture_limit"]["by"] == "hashing"
 
 
 def test_refused_copies_are_a_worse_job():

@@ -84,6 +84,7 @@ class Participation:
             self._loop,
             lambda address, port: rendezvous.dial(ConnectionRole.VAULT, address, port, self._credentials),
             self.node.replicated,
+            self.node.refused,
             secret=spec.cluster.token,
             bandwidth=spec.cluster.bandwidth,
             streams=spec.cluster.streams or max(1, _STREAMS // spec.nproc_per_node),

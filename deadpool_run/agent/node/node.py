@@ -3,6 +3,7 @@
 The leader is above it, in this process or on another node: facts go up, orders come down.
 """
 
+import asyncio
 import os
 from collections.abc import Callable, Mapping, Sequence
 from signal import Signals
@@ -21,17 +22,19 @@ from deadpool_run.core import effects as do
 from deadpool_run.core.effects import Effect
 from deadpool_run.core.events import (
     CaptureSkipped,
+    CopyRefused,
     Event,
     FetchFailed,
     LoopFinished,
     NodeResynced,
+    RefusedCopyTaken,
     ReplicasReported,
     TranscriptSealed,
     WorkerExited,
 )
 from deadpool_run.core.injection import KillHow
 from deadpool_run.errors import ProtocolError
-from deadpool_run.ids import Rank, Version
+from deadpool_run.ids import NodeId, Rank, Version
 from deadpool_run.vault.segments import create_memory
 from deadpool_run.vault.status_page import create_status_page
 from deadpool_run.vault.transfer.replicator import Replicator
@@ -39,6 +42,9 @@ from deadpool_run.vault.vault import Vault
 from deadpool_run.wire import messages, peers
 from deadpool_run.wire.checkpoints import DEFAULT_DURABLE_TIMEOUT_S
 from deadpool_run.wire.peers import Buddies, Committed, Fact, NodeReport, Peer, Safe, Traffic, World
+
+_WITHOUT_COPY_S = 5.0
+"""How long the end of a rank's loop waits for its last copy while the node that should have it has no memory."""
 
 
 class Above(Protocol):
@@ -66,7 +72,7 @@ class LocalNode:
         self._spec = spec
         self._output = output
         self._forkserver, self._environment = forkserver, forkserver.environment
-        vault = self.vault = Vault(spec.settings.world_size)
+        vault = self.vault = Vault(spec.settings.world_size, spec.snapshot_memory)
         self.copies: Replicator | None = None
         """Replication between nodes; None on one machine."""
         self.timeline = 0
@@ -315,6 +321,23 @@ class LocalNode:
             del self._finished[rank]
             self._report(Fact(waiting))
 
+    def refused(self, rank: Rank, node: NodeId, has_no_memory: bool) -> None:
+        """Report that a node has no memory for copies of a rank that lives here, or has memory again."""
+        self._submit(CopyRefused(node, rank) if has_no_memory else RefusedCopyTaken(node, rank))
+        self._limit_wait(rank)
+
+    def _limit_wait(self, rank: Rank) -> None:
+        """Bound the wait for the copy of a rank whose loop has ended: its buddy may never have memory."""
+        waiting = self._finished.get(rank)
+        if waiting is not None and self.copies is not None and self.copies.is_refused(rank):
+            asyncio.get_running_loop().call_later(_WITHOUT_COPY_S, self._do_without_copy, rank, waiting)
+
+    def _do_without_copy(self, rank: Rank, waiting: LoopFinished) -> None:
+        """Report the end of the rank's loop, unless another node has been chosen for the copy meanwhile."""
+        if self._finished.get(rank) is waiting and self.copies is not None and self.copies.is_refused(rank):
+            del self._finished[rank]
+            self._report(Fact(waiting))
+
     def _report(self, report: NodeReport) -> None:
         self.above.report(report)  # to the leader of this moment
 
@@ -338,5 +361,6 @@ class LocalNode:
                     was_skipped = self.vault.status_page.rank_entries[rank].skipped == version  # for lack of memory
                     if not was_skipped and (safe is None or version not in safe.versions):
                         self._finished[rank] = event
+                        self._limit_wait(rank)
                         return
         self._report(Fact(event))

@@ -74,6 +74,7 @@ class RunRecord:
             "spares": spec.settings.spares,
             "nodes": spec.settings.nodes,
             "spare_nodes": spec.settings.spare_nodes,
+            "capture_interval": spec.settings.capture_interval,
             "log_dir": None if log_dir is None else str(log_dir),
             "socket": str(spec.run_dir / SOCKET_NAME),
             "started": _now(),

@@ -13,6 +13,7 @@ from deadpool_run.core.effects import AssignRank
 from deadpool_run.core.events import Place
 from deadpool_run.core.state import NodeRecord
 from deadpool_run.ids import ONLY_NODE, Epoch, NodeId, Rank, WorkerId
+from deadpool_run.view.memory_plan import Room, lines
 from deadpool_run.view.plan import outline
 from deadpool_run.wire.peers import Peer, World
 
@@ -30,19 +31,23 @@ _CHOSEN_AMONG_NODES = {
 }
 
 
-def describe(spec: LaunchSpec, notes: Sequence[str], values: Values, outer: Mapping[str, str]) -> str:
-    """Return the resolved options, the map of ranks and spares, the worker's command and its environment."""
+def describe(spec: LaunchSpec, notes: Sequence[str], values: Values, outer: Mapping[str, str], free: int) -> str:
+    """Return the resolved options, the map of ranks and spares, memory, the worker's command and its environment.
+
+    `free` is what snapshots and copies may take on this machine, in bytes.
+    """
     logs = "none" if spec.log_dir == LOGS_OFF else spec.log_dir or spec.run_dir / "logs"
     parts = (
         ("options", settings_lines(values)),
         ("notes", notes),
         ("run", (f"run id         {spec.run_id}", f"run directory  {spec.run_dir}", f"logs           {logs}")),
         ("ranks and spares", _map_lines(spec) if spec.cluster is None else _node_lines(values, spec)),
+        ("memory for snapshots and copies", _memory_lines(values, spec, free)),
         ("command of a worker", (_command_line(spec),)),
         ("environment of rank 0 (beyond what is inherited)", _environment_lines(spec, outer)),
     )
     return "".join(
-        f"{title}\n" + "".join(f"  {line}\n" for line in lines) for title, each in parts if (lines := [*each])
+        f"{title}\n" + "".join(f"  {line}\n" for line in found) for title, each in parts if (found := [*each])
     )
 
 
@@ -67,10 +72,25 @@ def _map_lines(spec: LaunchSpec) -> Iterator[str]:
 
 
 def _node_lines(values: Values, spec: LaunchSpec) -> Iterator[str]:
-    """Yield the map of machines in order of arrival, each in its own failure domain."""
+    """Yield the map of machines."""
+    yield from outline(spec.settings, _machines(values, spec))
+
+
+def _machines(values: Values, spec: LaunchSpec) -> list[NodeRecord]:
+    """Return the machines in order of arrival, each in its own failure domain."""
+    if spec.cluster is None:
+        return [NodeRecord(NodeId("this machine"), Place(), 0)]
     machines = values.optional_count("simulate_nodes", 1) or spec.settings.nodes + spec.settings.spare_nodes
     names = [NodeId(f"node {at}") for at in range(machines)]
-    yield from outline(spec.settings, [NodeRecord(name, Place(name=name), at) for at, name in enumerate(names)])
+    return [NodeRecord(name, Place(name=name), at) for at, name in enumerate(names)]
+
+
+def _memory_lines(values: Values, spec: LaunchSpec, free: int) -> Iterator[str]:
+    limit = spec.snapshot_memory
+    room = Room(free, "what is free now, less a reserve; the ranks themselves need memory too")
+    if 0 < limit < free:
+        room = Room(limit, "--snapshot-memory")
+    yield from lines(spec.settings, _machines(values, spec), room, values.quantity("simulate_parameters"))
 
 
 def _command_line(spec: LaunchSpec) -> str:

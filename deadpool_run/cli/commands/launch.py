@@ -67,8 +67,9 @@ def launch(*, target: Target = None, **given: str | bool | None) -> None:
         notes = (*notes, *slurm_place.notes(place, nodes, os.environ))
     if values.flag("dry_run"):
         from deadpool_run.cli.commands.dry_run import describe  # noqa: PLC0415 - seldom needed
+        from deadpool_run.vault.headroom import room  # noqa: PLC0415 - as above
 
-        sys.stdout.write(describe(spec, notes, values, os.environ))
+        sys.stdout.write(describe(spec, notes, values, os.environ, max(0, room(spec.nproc_per_node))))
         return
     for note in notes:
         tell(note)

@@ -3,6 +3,7 @@
 A value stays text (`1` and `0` for a flag), so a bad one is refused in the same words whatever its source.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -12,6 +13,9 @@ from deadpool_run.cli.options.option import Option
 from deadpool_run.cli.options.table import BY_NAME, BY_SHORT, OPTIONS
 from deadpool_run.errors import UsageError
 
+_PREFIXES = "KMGT"
+_SIZE = re.compile(rf"([0-9]+(?:\.[0-9]+)?) ?([{_PREFIXES}])(i?B|)", re.IGNORECASE)
+_QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]+)?)([KMBT]?)", re.IGNORECASE)
 DEFAULT = "default"
 DETECTED = "Slurm"
 """Source of values found in the scheduler's variables."""
@@ -174,6 +178,32 @@ class Values:
             advice = "write a number such as 30 or 0.5" + (", or 0 to disable it" if or_zero else "")
             raise self.refuse(name, "not a positive number of seconds", advice)
         return seconds
+
+    def nbytes(self, name: str) -> int | None:
+        """Return a size in bytes; None if the option is empty. As in Slurm's `--mem`, a G is a GiB; a GB is 10^9 bytes."""
+        text = self.text(name)
+        if not text:
+            return None
+        match = _SIZE.fullmatch(text.strip())
+        if match is None:
+            raise self.refuse(name, "not a size with a unit", "write for example 8GiB or 500MB")
+        number, prefix, rest = match.groups()
+        factor = 1000 if rest.lower() == "b" else 1024
+        size = int(float(number) * factor ** (1 + _PREFIXES.index(prefix.upper())))
+        if size < 1:
+            raise self.refuse(name, "too small", "write for example 8GiB or 500MB")
+        return size
+
+    def quantity(self, name: str) -> int | None:
+        """Return a number with or without K, M, B or T (10^9 is 1B); None if the option is empty."""
+        text = self.text(name)
+        if not text:
+            return None
+        match = _QUANTITY.fullmatch(text.strip())
+        number = 0 if match is None else int(float(match[1]) * 1000 ** " KMBT".index(match[2].upper() or " "))
+        if number < 1:
+            raise self.refuse(name, "not a number from 1", "write for example 350M or 7B")
+        return number
 
     def choice(self, name: str, choices: Sequence[str]) -> str:
         """Return the text, which must be one of the choices."""

@@ -45,6 +45,11 @@ _SPARES = group(
         default="1",
     ),
     Option(
+        "snapshot_memory",
+        "SIZE",
+        "The most memory that a machine spends on snapshots and copies, such as 8GiB. Without room, snapshots are skipped and copies go to other machines. Default: what is free.",
+    ),
+    Option(
         "preload",
         "MODULES",
         "Modules, separated by commas, that the fork server imports once for all workers, in addition to torch.",
@@ -180,6 +185,12 @@ _RUN = group(
     ),
     Option("no_config", None, "Read no configuration file.", in_file=False),
     Option("simulate_nodes", "N", "With --dry-run: the number of machines to assume.", in_file=False),
+    Option(
+        "simulate_parameters",
+        "COUNT",
+        "With --dry-run: the number of the model's parameters, such as 7B, to see whether its snapshots and copies fit into memory.",
+        in_file=False,
+    ),
     Option(
         "no_slurm",
         None,

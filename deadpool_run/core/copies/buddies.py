@@ -1,7 +1,7 @@
 """Choice of the nodes that hold copies of each rank's snapshots: its buddies.
 
 Copies are on other nodes, if possible in another failure domain, and are spread evenly. A node with a rank that holds the
-same parameters is best, since it is not sent what it has.
+same parameters is best, since it is not sent what it has. A node without memory for further copies comes last.
 """
 
 from bisect import bisect_left, insort
@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from deadpool_run.core import effects as do
 from deadpool_run.core import events as ev
+from deadpool_run.core.copies import shortages
 from deadpool_run.core.decision import Decision
 from deadpool_run.core.settings import Settings
 from deadpool_run.core.state import NodeRecord, State
@@ -69,9 +70,13 @@ def update(decision: Decision) -> None:
     if state.phase not in _COPIED_IN or _is_up_to_date(decision):
         return
     chosen = choose(decision.settings, state)
+    state.refused_at = None
     if chosen != state.buddies:
-        state.former_buddies = _joined(state.former_buddies, state.buddies)  # they hold the only copies for now
+        before = state.buddies
+        state.former_buddies = _joined(state.former_buddies, before)  # they hold the only copies for now
         state.buddies, state.buddies_told = chosen, False
+        if before and chosen:
+            shortages.announce(decision, before)
     if not state.buddies_told:
         state.buddies_told = True
         decision.effects.append(do.SetBuddies(chosen))
@@ -108,7 +113,7 @@ def _is_up_to_date(decision: Decision) -> bool:
     return (
         decision.phase_before in _COPIED_IN
         and state.buddies_told
-        and not (changes.joined or changes.nodes_lost or changes.placement or sealed_now)
+        and not (changes.joined or changes.nodes_lost or changes.placement or changes.shortages or sealed_now)
     )
 
 
@@ -121,39 +126,74 @@ def choose(settings: Settings, state: State) -> tuple[tuple[NodeId, ...], ...]:
     if replicas < 1:
         return ()
     alike = _alike(state)
-    ring = _Ring(state, most=-(-settings.world_size * replicas // len(state.nodes)))
+    nodes = _Nodes(state, most=-(-settings.world_size * replicas // len(state.nodes)))
     chosen = []
     for seat in state.seats:
         home = None if seat.node is None else state.nodes.get(seat.node)
         before = state.buddies[seat.rank] if state.buddies else ()
         same = frozenset[NodeId]() if seat.like is None else alike.get(seat.like, frozenset())
-        best = list(islice(ring.preferred(home, before, same), replicas))
-        ring.load(best)
+        best = list(islice(nodes.preferred(seat.rank, home, before, same), replicas))
+        nodes.load(best)
         holders = (node.node for node in best)
         chosen.append(tuple(sorted(holders, key=lambda node: before.index(node) if node in before else len(before))))
     return tuple(chosen)
 
 
-class _Ring:
-    """The nodes by number of copies, then in order of arrival, so that a choice looks at few of them."""
+class _Nodes:
+    """All nodes: those with memory for further copies, and those without."""
 
     def __init__(self, state: State, most: int) -> None:
         """Begin without copies. A node with `most` copies has its share."""
         self._state = state
-        self._most = most
-        self._copies: dict[NodeId, int] = dict.fromkeys(state.nodes, 0)
-        self._with: dict[int, list[NodeRecord]] = {0: sorted(state.nodes.values(), key=_arrival)}
+        self._short = frozenset(node for node in state.shortages if shortages.is_short(state, node))
+        copies = dict.fromkeys(state.nodes, 0)
+        with_memory = [node for node in state.nodes.values() if node.node not in self._short]
+        without_memory = [state.nodes[node] for node in self._short]
+        self._with_memory = _Ring(state, with_memory, copies, most)
+        self._without_memory = _Ring(state, without_memory, copies, most)
 
     def load(self, nodes: Iterable[NodeRecord]) -> None:
         """Add a copy to each of these nodes."""
         for node in nodes:
-            copies = self._copies[node.node]
-            self._copies[node.node] = copies + 1
-            left = self._with[copies]
-            del left[bisect_left(left, node.arrival, key=_arrival)]
-            if not left:
-                del self._with[copies]
-            insort(self._with.setdefault(copies + 1, []), node, key=_arrival)
+            (self._without_memory if node.node in self._short else self._with_memory).load(node)
+
+    def preferred(
+        self, rank: Rank, home: NodeRecord | None, before: tuple[NodeId, ...], alike: frozenset[NodeId]
+    ) -> Iterator[NodeRecord]:
+        """Yield the nodes for copies of the rank, the best first.
+
+        Nodes with memory come first. A node without keeps the copies that it holds, unless it has refused the rank's.
+        """
+        if not self._short:
+            yield from self._with_memory.preferred(home, before, alike)
+            return
+        kept = tuple(node for node in before if shortages.keeps(self._state, node, rank))
+        yield from self._with_memory.preferred(home, kept, alike.difference(self._short.difference(kept)))
+        refused = tuple(node for node in before if node not in kept)
+        for node in self._without_memory.preferred(home, refused, alike & self._short):
+            if node.node not in kept:
+                yield node
+
+
+class _Ring:
+    """Some nodes by number of copies, then in order of arrival, so that a choice looks at few of them."""
+
+    def __init__(self, state: State, nodes: Iterable[NodeRecord], copies: dict[NodeId, int], most: int) -> None:
+        """Begin without copies. `copies` counts those of all nodes. A node with `most` copies has its share."""
+        self._state = state
+        self._most = most
+        self._copies = copies
+        self._with: dict[int, list[NodeRecord]] = {0: sorted(nodes, key=_arrival)}
+
+    def load(self, node: NodeRecord) -> None:
+        """Add a copy to one of these nodes."""
+        copies = self._copies[node.node]
+        self._copies[node.node] = copies + 1
+        left = self._with[copies]
+        del left[bisect_left(left, node.arrival, key=_arrival)]
+        if not left:
+            del self._with[copies]
+        insort(self._with.setdefault(copies + 1, []), node, key=_arrival)
 
     def preferred(
         self, home: NodeRecord | None, before: tuple[NodeId, ...], alike: frozenset[NodeId]
@@ -179,7 +219,7 @@ class _Ring:
         return sorted((self._state.nodes[node] for node in nodes if node in self._state.nodes), key=worth)
 
     def best(self, home: NodeRecord | None, before: tuple[NodeId, ...]) -> Iterator[NodeRecord]:
-        """Yield all nodes but the rank's home, the best first.
+        """Yield these nodes and those in `before`, but not the rank's home, the best first.
 
         Nodes in another failure domain come first, then nodes below their share, then present holders of the rank's copies,
         then nodes with the fewest copies, and last the order of the ring after home.

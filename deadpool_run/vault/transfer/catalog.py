@@ -37,6 +37,16 @@ class Timeline:
             self._changed.wait_for(lambda: self.number >= number, timeout_s)
 
 
+@dataclass(slots=True)
+class CopyTimes:
+    """How long the last snapshot took that was copied to a buddy; 0 before the first."""
+
+    copied_s: float = 0.0
+    """From the offer to the buddy's answer that it holds the snapshot."""
+    hashed_s: float = 0.0
+    """The part of it in which digests were computed here."""
+
+
 @dataclass(frozen=True, slots=True)
 class Shared:
     """The state that a replicator's threads share."""
@@ -57,6 +67,7 @@ class Shared:
     received: Meter = field(default_factory=Meter)
     deduplicated: Meter = field(default_factory=Meter)
     """Bytes that buddies had already."""
+    copy_times: CopyTimes = field(default_factory=CopyTimes)
 
 
 class Source:

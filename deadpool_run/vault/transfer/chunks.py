@@ -6,6 +6,7 @@ chunks' digests, in order, and of what the segment is: a genuine chunk is of no 
 """
 
 import threading
+import time
 from collections.abc import Iterable
 from itertools import pairwise
 
@@ -53,6 +54,8 @@ class ChunkDigests:
         self.blocks = -(-self.chunks // BLOCK_CHUNKS)
         self._digests: list[bytes] = [b""] * self.blocks
         self._locks = [threading.Lock() for _ in range(self.blocks)]
+        self.hashed_s = 0.0
+        """The time for which threads computed digests, together."""
         self.places: dict[bytes, int] = {}
         """The first byte of a chunk with this digest."""
 
@@ -67,7 +70,9 @@ class ChunkDigests:
         """Return the digests of a block of `view`, one after the other. They are computed once."""
         with self._locks[number]:
             if not self._digests[number]:
+                began = time.monotonic()
                 self.put(number, self._hashed(number, view))
+                self.hashed_s += time.monotonic() - began
             return self._digests[number]
 
     def _hashed(self, number: int, view: memoryview) -> bytes:

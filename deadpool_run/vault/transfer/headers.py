@@ -78,6 +78,8 @@ class No(Tagged):
     """Refuses a request."""
 
     why: str
+    no_memory: bool = False
+    """There is no memory for the offered copy."""
 
 
 class HeldVersions(Tagged):

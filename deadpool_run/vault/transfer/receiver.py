@@ -72,10 +72,10 @@ class Served:
         if refusal is None and not replicas.has(rank, put.version, put.token, timeline):
             memory = self._memory_for(put)
             if memory is None:
-                refusal = "there is no memory for it"
-            else:
-                digests = ChunkDigests(self._shared.hasher, rank, put.version, put.token, put.nbytes)
-                refusal = self._receive(put, Copy(put.version, digests, timeline, memory))
+                headers.send(self._connection, headers.No("there is no memory for it", no_memory=True))
+                return
+            digests = ChunkDigests(self._shared.hasher, rank, put.version, put.token, put.nbytes)
+            refusal = self._receive(put, Copy(put.version, digests, timeline, memory))
         if refusal is not None:
             headers.send(self._connection, headers.No(refusal))
             return
@@ -94,7 +94,7 @@ class Served:
             return replicas.spare(put.rank, put.version, put.nbytes)
         except NoMemoryError as error:
             if not was_short:
-                _LOG.warning("%s. Until there is more, a loss repeats every step since the last copies", error)
+                _LOG.warning("%s. Until there is more, or another node takes it, a loss repeats more steps", error)
             return None
 
     def _receive(self, put: headers.Put, copy: Copy) -> str | None:

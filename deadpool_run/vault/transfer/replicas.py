@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 
 from deadpool_run.errors import NoMemoryError
 from deadpool_run.ids import Rank, Version
-from deadpool_run.vault.headroom import check_room
 from deadpool_run.vault.segments import blob_header, create_memory, whole_pages
 from deadpool_run.vault.transfer.chunks import ChunkDigests, Hasher
 from deadpool_run.vault.vault import Held, Segments, Vault
@@ -40,9 +39,14 @@ class Memory:
             self._mapped = mmap.mmap(self.fd, size)
         return memoryview(self._mapped)[:nbytes]
 
+    @property
+    def taken(self) -> int:
+        """How much memory this takes, in bytes."""
+        return os.fstat(self.fd).st_size
+
     def growth(self, nbytes: int) -> int:
         """Return how much more memory this takes to hold so many bytes."""
-        return max(0, whole_pages(nbytes) - os.fstat(self.fd).st_size)
+        return max(0, whole_pages(nbytes) - self.taken)
 
     def unmap(self) -> None:
         """Unmap; the content stays."""
@@ -92,6 +96,9 @@ class _Rank:
     spares: list[Memory] = field(default_factory=list)
     timeline: int = 0
 
+    def memories(self) -> list[Memory]:
+        return [*(copy.memory for copy in self.copies.values()), *self.spares]
+
     def snapshots(self) -> dict[Version, Copy]:
         return {version: copy for version, copy in self.copies.items() if version is not TRANSCRIPT}
 
@@ -102,8 +109,8 @@ class Replicas:
     def __init__(self, hasher: Hasher, vault: Vault) -> None:
         self._hasher = hasher
         self._vault = vault
-        self._growing: dict[Memory, int] = {}
-        """Of each memory that is being received into: what it takes more than before."""
+        self._receiving: dict[Memory, tuple[int, int]] = {}
+        """Of each memory that is being received into: what it took before, and what it takes more."""
         self._refused: set[Rank] = set()
         self._lock = threading.RLock()
         self._ranks: dict[Rank, _Rank] = {}
@@ -126,6 +133,7 @@ class Replicas:
             self._timeline = timeline
             for own in self._ranks.values():
                 self._free_older(own, timeline, {each for each in own.snapshots() if each > version})
+            self._announce()
 
     def renew(self, timeline: int) -> None:
         """Drop everything of older timelines."""
@@ -135,6 +143,7 @@ class Replicas:
                 self._free_older(own, timeline, set(own.copies))
                 if not own.copies:
                     self.drop(rank)
+            self._announce()
 
     def versions(self, rank: Rank) -> tuple[Version, ...]:
         """Return, oldest first, the versions of a rank; none without its transcript."""
@@ -155,8 +164,9 @@ class Replicas:
         """Drop all copies of the rank."""
         with self._lock:
             own = self._ranks.pop(rank, _Rank())
-            for memory in (*(copy.memory for copy in own.copies.values()), *own.spares):
+            for memory in own.memories():
                 memory.close()
+            self._announce()
 
     def move_to(self, vault: Vault, rank: Rank, *, left: bool = True) -> bool:
         """Turn the copies of a rank into its own memory here; False without a snapshot and an undamaged transcript.
@@ -197,6 +207,7 @@ class Replicas:
                 nbytes, token = header
                 digests = ChunkDigests(self._hasher, rank, TRANSCRIPT, token, nbytes)
                 self._add(own, Copy(TRANSCRIPT, digests, timeline, Memory(segments.transcript)))
+            self._announce()
 
     def close(self) -> None:
         """Drop everything."""
@@ -241,29 +252,35 @@ class Replicas:
         with self._lock:
             own = self._ranks.get(rank)
             spares = [] if own is None or version is TRANSCRIPT else own.spares
-            memory = spares[-1] if spares else Memory(create_memory(f"{rank}-copy"))
-            growth = self._growing[memory] = memory.growth(nbytes)
+            is_new = not spares
+            memory = Memory(create_memory(f"{rank}-copy")) if is_new else spares.pop()
+            growth = memory.growth(nbytes)
+            self._receiving[memory] = memory.taken, growth
+            self._announce()
             try:
-                check_room(growth, self._announce() - growth, len(self._vault.ranks()), f"a copy of rank {rank}")
+                self._vault.check_room(growth, f"a copy of rank {rank}")
             except NoMemoryError:
-                self._grown(memory)
-                if not spares:
+                del self._receiving[memory]
+                if is_new:
                     memory.close()
+                else:
+                    spares.append(memory)
+                self._announce()
                 self._refused.add(rank)
                 raise
             self._refused.discard(rank)
-            del spares[-1:]
             return memory
 
     def put_back(self, rank: Rank, memory: Memory) -> None:
         """Return memory in which nothing complete arrived."""
         with self._lock:
-            self._grown(memory)
+            self._receiving.pop(memory, None)
             own = self._ranks.get(rank)
             if own is None:
                 memory.close()
             else:
                 self._spare(own, memory)
+            self._announce()
 
     def has(self, rank: Rank, version: Version | None, token: Token, timeline: int) -> bool:
         """Return whether this content is here; it then belongs to this timeline, too."""
@@ -279,15 +296,16 @@ class Replicas:
     def add(self, rank: Rank, copy: Copy) -> str | None:
         """Add a complete copy. Or free it, and return why it is refused by now."""
         with self._lock:
-            self._grown(copy.memory)
+            self._receiving.pop(copy.memory, None)
             refusal = self.refusal(rank, copy.timeline)
-            if refusal is not None:
+            if refusal is None:
+                own = self._ranks.setdefault(rank, _Rank())
+                own.timeline = copy.timeline
+                self._add(own, copy)
+            else:
                 copy.memory.close()
-                return refusal
-            own = self._ranks.setdefault(rank, _Rank())
-            own.timeline = copy.timeline
-            self._add(own, copy)
-            return None
+            self._announce()
+            return refusal
 
     def trim(self, rank: Rank, timeline: int, kept: Collection[tuple[Version, Token]]) -> list[tuple[Version, Token]]:
         """Drop copies that the owner does not hold, unless a newer timeline is known; return the rest."""
@@ -296,6 +314,7 @@ class Replicas:
             for version, copy in own.snapshots().items():
                 if timeline >= own.timeline and (version, copy.token) not in kept:
                     self._free(own, own.copies.pop(version))
+            self._announce()
             return sorted((version, copy.token) for version, copy in own.snapshots().items())
 
     def transcript(self, rank: Rank) -> Token | None:
@@ -328,14 +347,13 @@ class Replicas:
 
     # --- with the lock held --------------------------------------------------------------------------------------
 
-    def _grown(self, memory: Memory) -> None:
-        """Note that nothing is received into this memory any longer."""
-        self._growing.pop(memory, None)
-        self._announce()
-
-    def _announce(self) -> int:
-        """Publish what copies are about to take; return what all processes of the node are."""
-        return self._vault.announce_growth(sum(self._growing.values()))
+    def _announce(self) -> None:
+        """Publish what copies are about to take, and have."""
+        growing = sum(more for _, more in self._receiving.values())
+        taken = sum(before for before, _ in self._receiving.values())
+        for own in self._ranks.values():
+            taken += sum(memory.taken for memory in own.memories())
+        self._vault.announce_copies(growing, taken)
 
     def _copy(self, rank: Rank, version: Version | None) -> Copy | None:
         return self._ranks.get(rank, _Rank()).copies.get(version)

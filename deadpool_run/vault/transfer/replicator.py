@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any
 
-from deadpool_run.ids import Rank, Version
+from deadpool_run.ids import NodeId, Rank, Version
 from deadpool_run.vault.transfer.catalog import Shared
 from deadpool_run.vault.transfer.chunks import Hasher, SlotDigests
 from deadpool_run.vault.transfer.fetch import FetchTask, fetch_snapshot, fetch_transcript
@@ -30,6 +30,7 @@ MAX_SERVED = 1024
 _CLOSE_S = 10.0
 
 OnSafe = Callable[[Rank, tuple[Version, ...], bool, int], None]
+OnRefused = Callable[[Rank, NodeId, bool], None]
 Done = Callable[[str | None], None]
 _Safe = tuple[tuple[Version, ...], bool, int]
 
@@ -40,7 +41,8 @@ class Replicator:
     `dial` connects to a peer's vault, with authentication. It is called in threads, may block for a limited time (`close`
     waits for it), and raises OSError. `on_safe` is called in the loop, for a rank that lives here, with the versions that
     all its buddies hold complete, whether they hold its transcript, and the timeline; each time that these change. Without
-    buddies, it gets the complete versions in the rank's own slots.
+    buddies, it gets the complete versions in the rank's own slots. `on_refused` is called in the loop when a buddy of a rank
+    has had no memory for its copies for a while, and with False when it has taken one after that.
     """
 
     def __init__(  # noqa: PLR0913 - what it reads, calls and is limited by
@@ -49,6 +51,7 @@ class Replicator:
         loop: asyncio.AbstractEventLoop,
         dial: Dial,
         on_safe: OnSafe,
+        on_refused: OnRefused,
         *,
         secret: bytes,
         bandwidth: int | None = None,
@@ -65,7 +68,7 @@ class Replicator:
         self._vault = vault
         self._loop = loop
         self._dial = dial
-        self._on_safe = on_safe
+        self._on_safe, self._on_refused = on_safe, on_refused
         self._floor: Version | None = None
         self._local: dict[Rank, LocalVersions] = {}
         self._links: dict[Rank, dict[Peer, ReplicationLink]] = {}
@@ -95,6 +98,7 @@ class Replicator:
                         shared=self._shared,
                         dial=self._dial,
                         on_change=lambda rank: self._call(self._report, rank),
+                        on_refused=lambda rank, peer: self._call(self._report_refusal, rank, peer),
                     )
             self._report(rank)
 
@@ -251,6 +255,14 @@ class Replicator:
         """Report all ranks again, to a coordinator that does not know."""
         for rank, safe in self._reported.items():
             self._on_safe(rank, *safe)
+        for rank, links in self._links.items():
+            for peer, link in links.items():
+                if link.refuses:
+                    self._report_refusal(rank, peer)
+
+    def is_refused(self, rank: Rank) -> bool:
+        """Return whether a buddy of the rank has had no memory for its copies for a while."""
+        return any(link.refuses for link in self._links.get(rank, {}).values())
 
     def status(self) -> dict[str, Any]:
         """Return the figures for the status: bytes, bytes per second, and the lag of each rank's buddies."""
@@ -267,6 +279,8 @@ class Replicator:
             "spared_bytes": shared.deduplicated.total,
             "sent_bytes_per_s": shared.sent.rate(),
             "received_bytes_per_s": shared.received.rate(),
+            "copied_s": shared.copy_times.copied_s,
+            "hashed_s": shared.copy_times.hashed_s,
             "fetched_bytes": self._fetched[0],
             "fetched_s": self._fetched[1],
             "ranks": ranks,
@@ -328,6 +342,11 @@ class Replicator:
         if self._reported.get(rank) != safe:
             self._reported[rank] = safe
             self._on_safe(rank, *safe)
+
+    def _report_refusal(self, rank: Rank, peer: Peer) -> None:
+        link = self._links.get(rank, {}).get(peer)
+        if link is not None:
+            self._on_refused(rank, peer.node, link.refuses)
 
     def _call(self, what: Callable[..., None], *arguments: object) -> bool:
         """Call a function in the loop; False if the loop is closed."""

@@ -27,6 +27,8 @@ from deadpool_run.wire.peers import Peer
 _LOG = logging.getLogger("deadpool_run")
 _RETRY_S = (0.05, 1.0)
 """The shortest and the longest wait after a failed delivery; a newer version is tried after the shortest."""
+_REFUSED_S = 1.0
+"""A buddy that has had no memory for this long is reported: other memory may be freed at any moment."""
 
 Dial = Callable[[str, int], PeerConnection]
 
@@ -97,13 +99,20 @@ class ReplicationLink:
         shared: Shared,
         dial: Dial,
         on_change: Callable[[Rank], object],
+        on_refused: Callable[[Rank, Peer], object],
     ) -> None:
-        """Start. `on_change` is called on the link's thread when the buddy's segments have changed."""
+        """Start. `on_change` is called on the link's thread when the buddy's segments have changed.
+
+        So is `on_refused` when `refuses` has changed.
+        """
         self._rank = rank
         self._peer = peer
         self._local = local
         self._shared = shared
-        self._on_change = on_change
+        self._on_change, self._on_refused = on_change, on_refused
+        self.refuses = False
+        """Whether the buddy has no memory for the rank's copies, for some time already."""
+        self._refused_at: float | None = None
         self._changed = threading.Condition()
         self._known = _Known(shared.timeline.number)
         self._stream_pool = StreamPool(lambda: dial(peer.address, peer.port))
@@ -196,6 +205,7 @@ class ReplicationLink:
     def _deliver(self, offer: _Offer) -> bool:
         """Send the chunks that the buddy does not have. False: try again later. Raises OSError and `ProtocolError`."""
         connection, source = self._stream_pool.first(), offer.source
+        began, hashed_s = time.monotonic(), source.digests.hashed_s
         delivery = secrets.token_bytes(headers.TOKEN_BYTES)
         parts = 1 + self._stream_pool.open(streams.worthwhile(source.nbytes, self._shared.streams) - 1)
         put = headers.Put(
@@ -210,14 +220,32 @@ class ReplicationLink:
         )
         headers.send(connection, put)
         answer = headers.receive_answer(connection)
-        if isinstance(answer, headers.Go):
+        is_sent = isinstance(answer, headers.Go)
+        if is_sent:
             self._send(offer, delivery, parts)
             answer = headers.receive_answer(connection)
+        self._note_memory(answer)
         if not isinstance(answer, headers.HeldVersions):
             _LOG.debug("%s does not take rank %d: %s", self._peer.node, self._rank, answer)
             return False
+        if is_sent and offer.version is not TRANSCRIPT:
+            times = self._shared.copy_times
+            times.copied_s, times.hashed_s = time.monotonic() - began, (source.digests.hashed_s - hashed_s) / parts
         self._learn(offer, answer)
         return True
+
+    def _note_memory(self, answer: headers.Answer) -> None:
+        """Report it if the buddy has had no memory for a while, or has memory again."""
+        if isinstance(answer, headers.No) and answer.no_memory:
+            self._refused_at = self._refused_at or time.monotonic()
+            refuses = time.monotonic() - self._refused_at >= _REFUSED_S
+        elif isinstance(answer, headers.HeldVersions):
+            self._refused_at, refuses = None, False
+        else:
+            return
+        if refuses is not self.refuses:
+            self.refuses = refuses
+            self._on_refused(self._rank, self._peer)
 
     def _send(self, offer: _Offer, delivery: bytes, of: int) -> None:
         """Send each part over its own connection. Raises OSError.

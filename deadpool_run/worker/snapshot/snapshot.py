@@ -6,6 +6,7 @@ optimizer state change only inside `optimizer.step()`, so another thread copies 
 """
 
 import atexit
+import os
 import zlib
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -101,6 +102,7 @@ class Snapshots:
 
     def _take_slots(self, slot_fds: tuple[int, int], status_page: StatusPage, rank: Rank) -> None:
         self._rank_entry = status_page.rank_entries[rank]
+        self._rank_entry.taken = sum(os.fstat(fd).st_size for fd in slot_fds)
         self._memories = tuple(SlotMemory(fd, Growth(status_page, rank, self._workers)) for fd in slot_fds)
         for slot, version in enumerate(self._rank_entry.slots):
             if segments.read_complete(slot_fds[slot], version) is None:

@@ -14,7 +14,7 @@ from deadpool_run.core.copies import buddies
 from deadpool_run.core.decision import Decision
 from deadpool_run.core.events import Place
 from deadpool_run.core.settings import Settings
-from deadpool_run.core.state import NodeRecord
+from deadpool_run.core.state import NodeRecord, Shortage
 from deadpool_run.core.transitions import JobPhase
 
 
@@ -28,6 +28,13 @@ def world(count, per_node, replicas, leaves=("",), shards=0):
         for seat in state.seats
     )
     return settings, replace(state, nodes=nodes, seats=seats, arrivals=count)
+
+
+def shortages_of(settings, state):
+    """Some nodes refuse some ranks, or have refused them."""
+    ranks = st.frozensets(st.integers(0, settings.world_size - 1), max_size=3)
+    one = st.builds(Shortage, refused=ranks, wait_s=st.just(60.0), until=st.sampled_from([None, 60.0]))
+    return st.dictionaries(st.sampled_from(sorted(state.nodes)), one, max_size=3)
 
 
 WORLDS = st.tuples(st.integers(2, 9), st.integers(1, 4), st.integers(1, 3), st.sampled_from([("",), ("x", "y")]))
@@ -71,8 +78,15 @@ def test_what_need_not_change_does_not(shape, shards, data):
     settings, state = world(*shape, shards)
     state = replace(state, buddies=buddies.choose(settings, state))
     assert buddies.choose(settings, state) == state.buddies
+    state = replace(state, shortages=data.draw(shortages_of(settings, state)))
+    state = replace(state, buddies=buddies.choose(settings, state))
+    assert buddies.choose(settings, state) == state.buddies
     lost = data.draw(st.sampled_from(sorted(state.nodes)))
-    left = replace(state, nodes={name: node for name, node in state.nodes.items() if name != lost})
+    left = replace(
+        state,
+        nodes={name: node for name, node in state.nodes.items() if name != lost},
+        shortages={name: shortage for name, shortage in state.shortages.items() if name != lost},
+    )
     again = buddies.choose(settings, left)
     assert all(lost not in holders for holders in again)
     settled = replace(left, buddies=again)
@@ -98,7 +112,10 @@ def plainly(settings, state):
             like = state.seats[rank].like
             same = like is not None and any(each.like == like and each.node == node.node for each in state.seats)
             full = load[node.node] >= most
-            return near or not same, near, full, node.node not in before, load[node.node], around
+            shortage = state.shortages.get(node.node)
+            keeps = node.node in before and shortage is not None and rank not in shortage.refused
+            short = shortage is not None and shortage.until is not None and not keeps
+            return short, near or not same, near, full, node.node not in before, load[node.node], around
 
         others = sorted((node for node in state.nodes.values() if node is not home), key=preference)
         best = [node.node for node in others[:replicas]]
@@ -119,6 +136,7 @@ def test_the_choice_is_the_plain_rules(few, shape, shards, data):
 
 def _choose_often(settings, state, data):
     for _ in range(4):
+        state = replace(state, shortages=data.draw(shortages_of(settings, state)))
         chosen = buddies.choose(settings, state)
         assert chosen == plainly(settings, state)
         state = replace(state, buddies=chosen)

@@ -270,6 +270,20 @@ async def test_a_cap_on_bandwidth_holds():
 
 
 @in_loop
+async def test_the_report_has_the_time_of_the_last_copy_and_of_its_hashing():
+    rate = 16 * KIB * KIB
+    async with Pair(bandwidth=rate) as (owner, buddy):
+        owner.capture(0, 1, body=LARGE[: 8 * KIB * KIB])
+        offer = await begin(owner, buddy)
+        assert owner.replicator.status()["copied_s"] == 0.0
+        await buddy.accepts(offer)
+        await owner.until(lambda: owner.told[0] == ((1,), False, 0))
+        report = owner.replicator.status()
+        assert report["copied_s"] > (offer.nbytes - exchange.PIECE_BYTES) / rate * 0.9
+        assert 0.0 < report["hashed_s"] < report["copied_s"]
+
+
+@in_loop
 async def test_the_report_shows_how_far_buddies_are_behind():
     async with Pair() as (owner, buddy):
         owner.capture(0, 1)
