@@ -160,12 +160,14 @@ class ModuleState:
             self._walk()
 
     def take(self) -> dict[str, Any]:
-        """Return all other state: extra state, which parameters train, which buffers are None, and DDP's state."""
+        """Return all other state: extra state, modes, which parameters train, which buffers are None, and DDP's state."""
         return {
             "extra": copied(self.extra()),
             "frozen": [name for name, parameter in self.parameters if not parameter.requires_grad],
             "absent": [name for name, child, key in self.places() if compat_nn.buffers_of(child)[key] is None],
             # Whether the next forward starts with a broadcast of the buffers: ranks that differ would hang.
+            "training": self._root.training,
+            "in_other_mode": [path for path, child in self._modules if child.training != self._root.training],
             "synchronizes": [ddp.require_forward_param_sync for ddp in self.replicated],
             "buckets": list(self.buckets),
             "hooks": [[hooks.take_hook(state) for state in compat_nn.hook_states(ddp)] for ddp in self.replicated],
@@ -186,6 +188,9 @@ class ModuleState:
         for name, parameter in self.parameters:
             if parameter.requires_grad == (name in frozen):
                 parameter.requires_grad_(name not in frozen)
+        training, others = values["training"], set(values["in_other_mode"])
+        for path, child in self._modules:
+            child.training = training != (path in others)
         absent = set(values["absent"])
         for name, child, key in self.places():
             if name in absent:

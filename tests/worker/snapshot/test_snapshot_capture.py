@@ -241,6 +241,21 @@ def test_a_rewind_undoes_an_interrupted_forward(slots):
         assert draws() == want
 
 
+def test_modules_are_in_training_or_evaluation_as_they_were(slots):
+    """An evaluation that a loss interrupts may leave the mode, and batch norm would then use other numbers."""
+    training = Training(1)
+    snapshots = training.protected_by(slots.own())
+    training.step()
+    training.model[1].eval()
+    snapshots.capture_now(1)
+    before = [child.training for child in training.model.modules()]
+    assert len(set(before)) == 2
+    for put in (snapshots.rewind, snapshots.restore):
+        training.model.eval()
+        put(1)
+        assert [child.training for child in training.model.modules()] == before
+
+
 def test_a_rewind_is_only_to_the_last_version(slots):
     snapshots = slots.own()
     snapshots.begin(1)
