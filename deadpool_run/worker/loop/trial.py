@@ -73,7 +73,7 @@ class Trial:
             f"{shortened(different)} of {len(names)} differ. After a loss the interrupted step is "
             "run again, and would change the weights.\n"
             "Either the script carries state from one step to the next that no snapshot holds, such as the position of an "
-            "iterator, a prefetched batch, or an attribute of a module: take batches from job.batches(loader), derive "
+            "iterator, a prefetched batch, an average of the weights or an attribute of a module: take batches from job.batches(loader), derive "
             "them from step.index, or job.protect() an object that has the state. "
             "Or it skips work while job.rehearsing is true: skip only output. "
             f"Or the computation is not reproducible{advice}. deadpool_run.init(verify=False) turns this check off."

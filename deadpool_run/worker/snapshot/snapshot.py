@@ -190,11 +190,12 @@ class Snapshots:
     def observe(self) -> dict[str, int]:
         """Return, by name, a digest of each protected tensor and of each optimizer's hyper-parameters.
 
-        Gradients are included if they are state.
+        Gradients are included if they are state, and larger tensors in variables: averages of the weights, say.
         """
         live = live_tensors(self.protected)
         names = {id(tracked.tensor): name for name, tracked in live.items()}
-        found = {name: digest(tracked.tensor) for name, tracked in live.items()}
+        found = {name: digest(tensor) for name, tensor in self.variables.tensors() if id(tensor) not in names}
+        found |= {name: digest(tracked.tensor) for name, tracked in live.items()}
         for parameter, gradient, _ in self.protected.gradients(self._stepped):
             found[f"the gradient of {names[id(parameter)]}"] = digest(gradient)
         for name, optimizer in self.protected.optimizers.items():

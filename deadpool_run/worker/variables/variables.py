@@ -6,17 +6,20 @@ the loop began is known on every rank, because set-up is run again by a replacem
 
 import operator
 import weakref
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+from torch import Tensor
 
 from deadpool_run.worker.variables.places import Place, Places
-from deadpool_run.worker.variables.values import OpaqueError, Reader, TooLargeError, Writer, differ
+from deadpool_run.worker.variables.values import MOST_VALUES, OpaqueError, Reader, TooLargeError, Writer, differ
 
 _LEAVES = frozenset({type(None), bool, int, float, complex, str, bytes})
 _FLAT = (list, tuple)
+_LARGE = 1024
+"""Elements. A smaller tensor is a loss, a norm or a count, and may be for the log only."""
 _OPAQUE = ["opaque"]
 _TOO_LARGE = ["too large"]
 _GONE = ["gone"]
@@ -96,6 +99,14 @@ class Variables:
                 known = (self._before.get(place.name, {}).keys() | of_place.keys()) - gone
                 for name in place.read().keys() - known:
                     place.remove(name)
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the larger tensors in variables, by name, without those that are parts of a graph or want gradients."""
+        for place in self._places or ():
+            for name, value in place.read().items():
+                for part, tensor in _tensors_of(value):
+                    if not tensor.requires_grad and tensor.numel() >= _LARGE and not tensor.is_meta:
+                        yield f"{place.name}.{name}{part}", tensor
 
     def _writer(self) -> Writer:
         assert self._places is not None
@@ -177,6 +188,14 @@ class Variables:
             return differ(self._writer().write(first.value), first.node)
         except OpaqueError:
             return True
+
+
+def _tensors_of(value: Any) -> Iterator[tuple[str, Tensor]]:
+    if isinstance(value, Tensor):
+        yield "", value
+    elif type(value) in (list, tuple, dict) and len(value) <= MOST_VALUES:
+        parts = list(value.items() if type(value) is dict else enumerate(value))
+        yield from ((f"[{key!r}]", part) for key, part in parts if isinstance(part, Tensor))
 
 
 def _is_same(value: Any, parts: tuple[Any, ...] | None) -> bool:

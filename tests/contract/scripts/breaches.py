@@ -137,6 +137,29 @@ def _(job):
     return {"model": model, "optimizer": optimizer}, step
 
 
+class HandMadeAverage:
+    def __init__(self, model):
+        self.shadow = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+
+    def update(self, model):
+        for name, parameter in model.named_parameters():
+            self.shadow[name] = 0.9 * self.shadow[name] + 0.1 * parameter.detach()
+
+
+@breach("a large average of the weights is kept by hand")
+def _(job):
+    torch.manual_seed(0)
+    model = DistributedDataParallel(nn.Linear(256, 256))
+    optimizer = adam(model)
+    average = HandMadeAverage(model)
+
+    def step(_index):
+        trained(model, optimizer, torch.randn(4, 256))
+        average.update(model)
+
+    return {"model": model, "optimizer": optimizer}, step
+
+
 @breach("a tensor is trained by hand, and not protected")
 def _(job):
     model = DistributedDataParallel(net())

@@ -172,6 +172,20 @@ def test_a_list_that_outgrows_the_limit_is_named_once():
     assert [name.rpartition(".")[2] for name in variables.too_large] == ["losses"]
 
 
+def test_larger_tensors_are_found_wherever_they_are():
+    class Average:
+        def __init__(self):
+            self.shadow = {"weight": torch.zeros(1 << 16), "bias": torch.zeros(2)}
+
+    variables, average, many = Variables(), Average(), [torch.zeros(2048), torch.ones(3000, requires_grad=True)]
+    variables.begin(set())
+    found = {name.partition("()")[2]: tensor for name, tensor in variables.tensors()}
+    shadow = next(tensor for name, tensor in found.items() if "shadow" in name and "weight" in name)
+    assert shadow is average.shadow["weight"]
+    assert [tensor for name, tensor in found.items() if "many" in name] == [many[0]]
+    assert not [name for name in found if "bias" in name]
+
+
 def test_a_protected_object_is_left_alone():
     protected, variables = Tracker(), Variables()
     variables.begin({id(protected)})
