@@ -78,6 +78,10 @@ class Places:
         found = self._objects.get(id(obj))
         return found[0] if found is not None and found[1] is obj else None
 
+    def is_place(self, obj: object) -> bool:
+        """Return whether the content of an object is a place of its own."""
+        return id(obj) in self._objects
+
     def named(self, name: str) -> Any:
         """Return the object of that name. Raises `KeyError`."""
         return self._by_name[name]

@@ -103,8 +103,9 @@ class Variables:
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the larger tensors in variables, by name, without those that are parts of a graph or want gradients."""
         for place in self._places or ():
+            assert self._places is not None
             for name, value in place.read().items():
-                for part, tensor in _tensors_of(value):
+                for part, tensor in () if self._places.is_place(value) else _tensors_of(value):
                     if not tensor.requires_grad and tensor.numel() >= _LARGE and not tensor.is_meta:
                         yield f"{place.name}.{name}{part}", tensor
 
