@@ -1,7 +1,7 @@
 """Plain values of variables as trees that MessagePack can hold, and back. No code of the script's classes is run.
 
 A number, a string or None is its own node. Any other value is a list that begins with a tag. `keep` tells how to write an
-object that is not written as a value: because it is one of the script's own that every process has (see `places`).
+object that is not written as a value: because it is one of the script's own that every process has (see `scopes`).
 """
 
 import enum
@@ -70,7 +70,7 @@ def is_own(kind: type, modules: Collection[str]) -> bool:
 
 
 @dataclass(slots=True)
-class Writer:
+class ValueWriter:
     """Writes one value. Raises `OpaqueError`."""
 
     name_of: Callable[[object], str | None]
@@ -97,7 +97,7 @@ class Writer:
         if kind is complex:
             return ["complex", value.real, value.imag]
         if (name := self.name_of(value)) is not None:
-            return ["place", name]
+            return ["scope", name]
         if isinstance(value, Tensor):
             return self._tensor(value)
         numpy = sys.modules.get("numpy")
@@ -169,11 +169,11 @@ class Writer:
         raise OpaqueError
 
 
-class Reader:
-    """Makes values of nodes. `place` returns the object that every process has under a name."""
+class ValueReader:
+    """Makes values of nodes. `scope` returns the object that every process has under a name."""
 
-    def __init__(self, place: Callable[[str], Any]) -> None:
-        self._place = place
+    def __init__(self, scope: Callable[[str], Any]) -> None:
+        self._scope = scope
 
     def read(self, node: Any, into: Any = None) -> Any:
         """Return the value of a node. `into` is an object to fill, if it is of the same kind; then that is returned.
@@ -189,8 +189,8 @@ class Reader:
             return self._dict(_DICTS[tag], parts, into)
         if tag in _GENERATORS:
             return _GENERATORS[tag](*map(self.read, parts), into)
-        if tag == "place":
-            return self._place(parts[0])
+        if tag == "scope":
+            return self._scope(parts[0])
         return self._simple(tag, parts, into)
 
     def _simple(self, tag: str, parts: list[Any], into: Any) -> Any:
@@ -204,7 +204,7 @@ class Reader:
             case "array":
                 return _array(*parts, into=into)
             case "named":
-                return _class(*parts[:2])._make(map(self.read, parts[2]))
+                return tuple.__new__(_class(*parts[:2]), map(self.read, parts[2]))
         kind = _class(*parts[:2])
         made = kind.__new__(kind)
         vars(made).update(zip(parts[2], map(self.read, parts[3]), strict=True))

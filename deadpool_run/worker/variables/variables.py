@@ -13,8 +13,15 @@ from typing import Any
 import msgspec
 from torch import Tensor
 
-from deadpool_run.worker.variables.places import Place, Places
-from deadpool_run.worker.variables.values import MOST_VALUES, OpaqueError, Reader, TooLargeError, Writer, differ
+from deadpool_run.worker.variables.scopes import Scope, Scopes
+from deadpool_run.worker.variables.values import (
+    MOST_VALUES,
+    OpaqueError,
+    TooLargeError,
+    ValueReader,
+    ValueWriter,
+    differ,
+)
 
 _LEAVES = frozenset({type(None), bool, int, float, complex, str, bytes})
 _FLAT = (list, tuple)
@@ -25,7 +32,7 @@ _TOO_LARGE = ["too large"]
 _GONE = ["gone"]
 
 Changed = dict[str, dict[str, Any]]
-"""By place and variable: [whether it is the object of when the loop began, node]."""
+"""By scope and variable: [whether it is the object of when the loop began, node]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +59,7 @@ class Variables:
     """What the script's variables held when its loop began, and what they hold now. For the main thread, in the loop."""
 
     def __init__(self) -> None:
-        self._places: Places | None = None
+        self._scopes: Scopes | None = None
         self._before: dict[str, dict[str, _Before]] = {}
         self._large: dict[str, tuple[int, int]] = {}
         self._reported: set[str] = set()
@@ -61,60 +68,60 @@ class Variables:
 
     def begin(self, excluded: Collection[int]) -> None:
         """Find the variables; the loop begins. `excluded` are identities of objects that are kept otherwise."""
-        self._places = Places(excluded)
+        self._scopes = Scopes(excluded)
         self._before = {
-            place.name: {name: self._note(value) for name, value in place.read().items()} for place in self._places
+            scope.name: {name: self._note(value) for name, value in scope.read().items()} for scope in self._scopes
         }
 
     def take(self) -> bytes:
         """Return what the variables hold, as far as it differs from when the loop began."""
-        if self._places is None:
+        if self._scopes is None:
             return b""
         found: Changed = {}
-        for place in self._places:
-            before = self._before.get(place.name, {})
-            now = place.read()
+        for scope in self._scopes:
+            before = self._before.get(scope.name, {})
+            now = scope.read()
             changed = {
                 name: node
                 for name, value in now.items()
-                if (node := self._changed(f"{place.name}.{name}", value, before.get(name))) is not None
+                if (node := self._changed(f"{scope.name}.{name}", value, before.get(name))) is not None
             }
             changed |= {name: [False, _GONE] for name in before if name not in now}
             if changed:
-                found[place.name] = changed
+                found[scope.name] = changed
         return msgspec.msgpack.encode(found)
 
     def put(self, taken: bytes) -> None:
         """Set the variables to what `take` returned, here or in another process of the rank."""
-        if self._places is None or not taken:
+        if self._scopes is None or not taken:
             return
         changed: Changed = msgspec.msgpack.decode(taken)
-        for place in self._places:
-            of_place = changed.get(place.name, {})
-            values = self._restored(place, of_place)
+        for scope in self._scopes:
+            of_scope = changed.get(scope.name, {})
+            values = self._restored(scope, of_scope)
             if values:
-                place.write(values)
-            if place.remove is not None:
-                gone = {name for name, (_, node) in of_place.items() if node == _GONE}
-                known = (self._before.get(place.name, {}).keys() | of_place.keys()) - gone
-                for name in place.read().keys() - known:
-                    place.remove(name)
+                scope.write(values)
+            if scope.remove is not None:
+                gone = {name for name, (_, node) in of_scope.items() if node == _GONE}
+                known = (self._before.get(scope.name, {}).keys() | of_scope.keys()) - gone
+                for name in scope.read().keys() - known:
+                    scope.remove(name)
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the larger tensors in variables, by name, without those that are parts of a graph or want gradients."""
-        for place in self._places or ():
-            assert self._places is not None
-            for name, value in place.read().items():
-                for part, tensor in () if self._places.is_place(value) else _tensors_of(value):
+        for scope in self._scopes or ():
+            assert self._scopes is not None
+            for name, value in scope.read().items():
+                for part, tensor in () if self._scopes.is_scope(value) else _tensors_of(value):
                     if not tensor.requires_grad and tensor.numel() >= _LARGE and not tensor.is_meta:
-                        yield f"{place.name}.{name}{part}", tensor
+                        yield f"{scope.name}.{name}{part}", tensor
 
-    def _writer(self) -> Writer:
-        assert self._places is not None
-        return Writer(self._places.name_of, self._places.modules)
+    def _writer(self) -> ValueWriter:
+        assert self._scopes is not None
+        return ValueWriter(self._scopes.name_of, self._scopes.modules)
 
     def _note(self, value: Any) -> _Before:
-        assert self._places is not None
+        assert self._scopes is not None
         parts = None
         if type(value) in _FLAT and all(type(part) in _LEAVES for part in value):
             parts = tuple(value)
@@ -149,11 +156,11 @@ class Variables:
             self._reported.add(name)
             self.too_large.append(name)
 
-    def _restored(self, place: Place, changed: dict[str, Any]) -> dict[str, Any]:
-        """Return the variables of a place that are to be set."""
-        assert self._places is not None
-        reader, now = Reader(self._places.named), place.read()
-        before = self._before.get(place.name, {})
+    def _restored(self, scope: Scope, changed: dict[str, Any]) -> dict[str, Any]:
+        """Return the variables of a scope that are to be set."""
+        assert self._scopes is not None
+        reader, now = ValueReader(self._scopes.named), scope.read()
+        before = self._before.get(scope.name, {})
         found = {}
         for name in dict.fromkeys([*before, *changed]):
             first = before.get(name)
@@ -174,13 +181,13 @@ class Variables:
                 found[name] = value
         return found
 
-    def _as_before(self, reader: Reader, first: _Before) -> Any:
+    def _as_before(self, reader: ValueReader, first: _Before) -> Any:
         if first.node is _OPAQUE:
             value = first.value()
             if value is None:
                 raise OpaqueError  # the script has dropped it
             return value
-        if isinstance(first.node, list) and first.node[0] != "place" and self._differs(first):
+        if isinstance(first.node, list) and first.node[0] != "scope" and self._differs(first):
             return reader.read(first.node, first.value)
         return first.value
 

@@ -16,7 +16,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deadpool_run.worker.variables.values import OpaqueError, Reader, TooLargeError, Writer, differ
+from deadpool_run.worker.variables.values import OpaqueError, TooLargeError, ValueReader, ValueWriter, differ
 from deadpool_run.worker.variables.variables import Variables
 
 Pair = collections.namedtuple("Pair", "left right")  # noqa: PYI024 - as scripts do
@@ -231,10 +231,10 @@ plain = st.recursive(
 @given(plain)
 def test_plain_values_survive(value):
     def written(each):
-        return Writer(lambda _: None, ()).write(each)
+        return ValueWriter(lambda _: None, ()).write(each)
 
     node = msgspec.msgpack.decode(msgspec.msgpack.encode(written(value)))
-    back = Reader({}.__getitem__).read(node)
+    back = ValueReader({}.__getitem__).read(node)
     assert type(back) is type(value)
     assert not differ(written(back), node)
 
@@ -250,9 +250,9 @@ def test_values_differ_bit_for_bit(one, other):
 )
 def test_opaque_values_are_refused(value):
     with pytest.raises(OpaqueError):
-        Writer(lambda _: None, ()).write([value])
+        ValueWriter(lambda _: None, ()).write([value])
 
 
 def test_too_many_values_are_refused():
     with pytest.raises(TooLargeError):
-        Writer(lambda _: None, ()).write([list(range(100))] * 100)
+        ValueWriter(lambda _: None, ()).write([list(range(100))] * 100)

@@ -8,15 +8,15 @@ from typing import Any
 
 from deadpool_run.worker.process.blame import is_library
 from deadpool_run.worker.variables.frames import is_function, local_variables, script_frames, set_local_variables
-from deadpool_run.worker.variables.values import OpaqueError, Writer, is_own
+from deadpool_run.worker.variables.values import OpaqueError, ValueWriter, is_own
 
 _OWN = __package__.partition(".")[0]
 _MOST_KEYS = 256
-"""A dict or a list with more is one value, not a place."""
-_MOST_PLACES = 4096
+"""A dict or a list with more is one value, not a scope."""
+_MOST_SCOPES = 4096
 
 
-class Place:
+class Scope:
     """Variables by name: `read` returns their present values, `write` sets some."""
 
     def __init__(
@@ -43,8 +43,8 @@ def own_modules() -> dict[str, dict[str, Any]]:
     return found
 
 
-class Places:
-    """All places, found once: those of objects that the script makes later are parts of values."""
+class Scopes:
+    """All scopes, found once: those of objects that the script makes later are parts of values."""
 
     def __init__(self, excluded: Collection[int]) -> None:
         """`excluded` are identities of objects that are kept otherwise."""
@@ -53,7 +53,7 @@ class Places:
         for frame in script_frames():
             modules.setdefault(str(frame.f_globals.get("__name__", "")), frame.f_globals)
         self.modules = frozenset(modules)
-        self._found: list[Place] = []
+        self._found: list[Scope] = []
         self._objects: dict[int, tuple[str, Any]] = {}
         self._by_name: dict[str, Any] = {}
         self._functions: set[int] = set()
@@ -61,34 +61,34 @@ class Places:
             self._search(frame_name, local_variables(frame).items())
         for name, variables in modules.items():
             self._search(name, variables.items())
-            self._add(Place(name, _Globals(variables), variables.update))
-        for place in self._found:  # which grows: places are found in places
-            self._search(place.name, place.read().items())
+            self._add(Scope(name, _Globals(variables), variables.update))
+        for scope in self._found:  # which grows: scopes are found in scopes
+            self._search(scope.name, scope.read().items())
 
-    def __iter__(self) -> Iterator[Place]:
-        """Yield the places that there are now."""
+    def __iter__(self) -> Iterator[Scope]:
+        """Yield the scopes that there are now."""
         for name, frame in frames():
-            yield Place(name, partial(local_variables, frame), partial(set_local_variables, frame))
+            yield Scope(name, partial(local_variables, frame), partial(set_local_variables, frame))
         yield from self._found
 
     def name_of(self, obj: object) -> str | None:
-        """Return the name of an object whose content is a place. Raises `OpaqueError` for one that is kept otherwise."""
+        """Return the name of an object whose content is a scope. Raises `OpaqueError` for one that is kept otherwise."""
         if id(obj) in self._excluded:
             raise OpaqueError
         found = self._objects.get(id(obj))
         return found[0] if found is not None and found[1] is obj else None
 
-    def is_place(self, obj: object) -> bool:
-        """Return whether the content of an object is a place of its own."""
+    def is_scope(self, obj: object) -> bool:
+        """Return whether the content of an object is a scope of its own."""
         return id(obj) in self._objects
 
     def named(self, name: str) -> Any:
         """Return the object of that name. Raises `KeyError`."""
         return self._by_name[name]
 
-    def _add(self, place: Place) -> None:
-        if len(self._found) < _MOST_PLACES:
-            self._found.append(place)
+    def _add(self, scope: Scope) -> None:
+        if len(self._found) < _MOST_SCOPES:
+            self._found.append(scope)
 
     def _search(self, where: str, variables: Iterable[tuple[str, Any]]) -> None:
         for key, value in list(variables):
@@ -109,13 +109,13 @@ class Places:
         elif kind is type and value.__module__ in self.modules:
             self._objects[id(value)] = (name, value)
             self._by_name[name] = value
-            self._add(Place(name, _Globals(vars(value)), partial(_set_attributes, value)))
+            self._add(Scope(name, _Globals(vars(value)), partial(_set_attributes, value)))
         elif is_own(kind, self.modules) and type(vars(value)) is dict:
             self._add_object(name, value, vars(value))
 
     def _is_plain(self, value: dict[str, Any]) -> bool:
         try:
-            Writer(self.name_of, self.modules).write(value)
+            ValueWriter(self.name_of, self.modules).write(value)
         except OpaqueError:
             return False
         return True
@@ -123,7 +123,7 @@ class Places:
     def _add_object(self, name: str, value: Any, content: dict[str, Any]) -> None:
         self._objects[id(value)] = (name, value)
         self._by_name[name] = value
-        self._add(Place(name, partial(_with_names, content), content.update, content.pop))
+        self._add(Scope(name, partial(_with_names, content), content.update, content.pop))
 
     def _look_into(self, name: str, function: Any) -> None:
         """Find what a function of the script's shares with the one around it, and the object of a method."""
@@ -135,7 +135,7 @@ class Places:
         self._functions.add(id(function))
         if function.__closure__ and function.__module__ in self.modules:
             cells = dict(zip(function.__code__.co_freevars, function.__closure__, strict=True))
-            self._add(Place(f"{name}()", partial(_contents, cells), partial(_fill, cells)))
+            self._add(Scope(f"{name}()", partial(_contents, cells), partial(_fill, cells)))
 
 
 def frames() -> Iterator[tuple[str, FrameType]]:
