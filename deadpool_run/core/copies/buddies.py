@@ -168,7 +168,8 @@ class _Nodes:
             yield from self._with_memory.preferred(home, before, alike)
             return
         kept = tuple(node for node in before if shortages.keeps(self._state, node, rank))
-        yield from self._with_memory.preferred(home, kept, alike.difference(self._short.difference(kept)))
+        with_memory = frozenset(node for node in alike if node not in self._short or node in kept)
+        yield from self._with_memory.preferred(home, kept, with_memory)
         refused = tuple(node for node in before if node not in kept)
         for node in self._without_memory.preferred(home, refused, alike & self._short):
             if node.node not in kept:

@@ -9,8 +9,8 @@ from deadpool_run.core.transitions import JobPhase
 from deadpool_run.ids import NodeId, Rank
 from deadpool_run.text import shortened
 
-TOGETHER_S = 0.5
-"""Refusals within this time lead to one choice of other nodes: a choice looks at every rank."""
+TOGETHER_S, TOGETHER_A_RANK_S = 0.5, 100e-6
+"""Refusals within this time, or so much for each rank, lead to one choice of other nodes: it looks at every rank."""
 FIRST_WAIT_S = 60.0
 MAX_WAIT_S = 3600.0
 """A node is tried again after a wait, which doubles with each try in vain: a try sends snapshots."""
@@ -61,7 +61,7 @@ def next_deadline(state: State) -> float | None:
 
 def _deadlines(state: State) -> Iterator[float]:
     if state.refused_at is not None:
-        yield state.refused_at + TOGETHER_S
+        yield state.refused_at + TOGETHER_S + TOGETHER_A_RANK_S * len(state.seats)
     for shortage in state.shortages.values():
         if shortage.until is not None:
             yield shortage.until

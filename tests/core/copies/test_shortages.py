@@ -99,9 +99,10 @@ def test_a_node_keeps_the_copies_for_which_it_has_memory():
 def test_refusals_at_one_time_lead_to_one_choice():
     job = Job([None, 0, 0, 0, None])
     before = len(job.choices)
-    job.run(0.9 * shortages.TOGETHER_S)
+    together_s = shortages.TOGETHER_S + 5 * shortages.TOGETHER_A_RANK_S
+    job.run(0.9 * together_s)
     assert len(job.choices) == before
-    job.run(shortages.TOGETHER_S)
+    job.run(together_s)
     assert len(job.choices) == before + 1
 
 

@@ -146,6 +146,10 @@ class Copies:
 
     def skipped(self) -> None: ...
 
+    def is_refused(self, _rank: Rank) -> bool:
+        """Every node has memory for copies."""
+        return False
+
     def sealed(self, rank: Rank) -> None:
         self.transcripts.add(rank)
         self._send_all(rank)
