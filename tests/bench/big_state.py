@@ -12,6 +12,7 @@ import argparse
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -34,8 +35,17 @@ def options() -> argparse.Namespace:
 
 
 def launch(home: Path, args: argparse.Namespace, mib: int) -> Run:
-    words = ("--no-config", "--run-dir", home / "run", "--nproc-per-node", args.ranks, "--spares", 1)
-    words += ("--spare-mode", args.mode)
+    words = (
+        "--no-config",
+        "--run-dir",
+        home / "run",
+        "--nproc-per-node",
+        args.ranks,
+        "--spares",
+        1,
+        "--spare-mode",
+        args.mode,
+    )
     command = [sys.executable, "-m", "deadpool_run", *words, SCRIPT, "--step-log", home / "steps", "--mib", mib]
     return Run(home, args.ranks, [*map(str, command)])
 
@@ -48,11 +58,14 @@ def copy_s(mib: int) -> float:
     return time.perf_counter() - began
 
 
-def rehearsal(path: Path, known: int) -> dict[str, float]:
-    """Return the seconds of each part of the rehearsal whose marks begin at line `known`."""
-    marks = [line.rsplit(" ", 1) for line in path.read_text().splitlines()[known:]]
-    times = [int(ns) for _, ns in marks]
-    return {marks[i][0]: (times[i] - times[i - 1]) / 1e9 for i in range(1, len(marks))}
+def rehearsal(path: Path, known: int) -> dict[str, tuple[float, float]]:
+    """Return the seconds and the CPU seconds of each part of the rehearsal whose marks begin at line `known`."""
+    marks = [line.split(",") for line in path.read_text().splitlines()[known:]]
+    ends = [(int(wall), int(cpu)) for _, wall, cpu in marks]
+    return {
+        name: ((end[0] - start[0]) / 1e9, (end[1] - start[1]) / 1e9)
+        for (name, _, _), start, end in zip(marks[1:], ends, ends[1:], strict=False)
+    }
 
 
 def phases_of(incident: dict[str, Any]) -> dict[str, float]:
@@ -63,16 +76,22 @@ def phases_of(incident: dict[str, Any]) -> dict[str, float]:
     return {**found, "swap": total, "without step": total - found["first_step"]}
 
 
-def measure(home: Path, args: argparse.Namespace, mib: int) -> tuple[list[dict[str, float]], list[dict[str, float]]]:
+def has_completed(run: Run, steps: int) -> bool:
+    return run.completed() >= steps
+
+
+def measure(
+    home: Path, args: argparse.Namespace, mib: int
+) -> tuple[list[dict[str, float]], list[dict[str, tuple[float, float]]]]:
     swaps: list[dict[str, float]] = []
-    parts: list[dict[str, float]] = []
+    parts: list[dict[str, tuple[float, float]]] = []
     hot, epoch = args.mode == "hot", 0
     with launch(home, args, mib) as run:
         run.wait("the first steps", lambda: run.completed() >= 4, 240)
         for number in range(args.kills):
-            since = run.completed()
+            calm = run.completed() + 3
             spare = run.wait("a spare was ready", ready_spare(run, hot), 240)
-            run.wait("three more steps", lambda since=since: run.completed() >= since + 3, 240)
+            run.wait("three more steps", partial(has_completed, run, calm), 240)
             rank = spare["prepared"] if hot else number % args.ranks
             marks = home / "steps" / f"rehearsal{rank}"
             known = 0 if hot else len(marks.read_text().splitlines())
@@ -90,6 +109,12 @@ def middle(found: list[dict[str, float]]) -> dict[str, float]:
     return {name: round(median(each[name] for each in found), 4) for name in found[0]}
 
 
+def middle_pairs(found: list[dict[str, tuple[float, float]]]) -> dict[str, list[float]]:
+    """Return the median times, wall and CPU, of each part; nothing without a rehearsal."""
+    names = found[0] if found else {}
+    return {name: [round(median(each[name][k] for each in found), 4) for k in range(2)] for name in names}
+
+
 def main() -> int:
     args = options()
     header("big states", vars(args))
@@ -103,13 +128,15 @@ def main() -> int:
             except BenchError as error:
                 print(f"big states: {mib} MiB: {error}", file=sys.stderr)
                 return 1
-            swap, rehearsed = middle(swaps), middle(parts) if parts else {}
+            swap, rehearsed = middle(swaps), middle_pairs(parts)
             ratio = median(each["without step"] / each["copy"] for each in swaps)
             rows = rows or [["a rank's state, ms (p50)", *swap, "ratio"]]
             rows.append([f"{mib} MiB", *(f"{1e3 * each:.0f}" for each in swap.values()), f"{ratio:.1f}"])
             if rehearsed:
-                part_rows = part_rows or [["its rehearsal, ms (p50)", *rehearsed]]
-                part_rows.append([f"{mib} MiB", *(f"{1e3 * each:.0f}" for each in rehearsed.values())])
+                part_rows = part_rows or [["its rehearsal, ms (CPU ms), p50", *rehearsed]]
+                part_rows.append(
+                    [f"{mib} MiB", *(f"{1e3 * wall:.0f} ({1e3 * cpu:.0f})" for wall, cpu in rehearsed.values())]
+                )
             values[str(mib)] = {"swap_s": swap, "rehearsal_s": rehearsed, "ratio": round(ratio, 2)}
     table(rows)
     if part_rows:

@@ -1,6 +1,7 @@
 """What `big_state.py` trains: DDP on linear layers whose weights and optimizer state have the given size.
 
-A replacement appends one line for each part of its rehearsal to its step log folder: the part that ended, and when.
+A replacement appends one line for each part of its rehearsal to a file in the step log's folder: the part that ended, when, and
+its CPU time until then.
 """
 
 import argparse
@@ -18,20 +19,24 @@ WIDTH = 2048
 STATE_BYTES = 3 * 4 * WIDTH * WIDTH  # of one layer: weight, and both of AdamW's averages
 
 
+def now() -> str:
+    return f"{time.monotonic_ns()},{time.process_time_ns()}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--step-log", type=Path, required=True)
     parser.add_argument("--mib", type=int, required=True, help="state of a rank")
     args = parser.parse_args()
-    began_ns = time.monotonic_ns()
+    began = now()
     job = deadpool.init()
     marks = os.open(args.step_log / f"rehearsal{job.rank}", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
 
-    def mark(part: str, ns: int = 0) -> None:
+    def mark(part: str, at: str = "") -> None:
         if job.rehearsing:
-            os.write(marks, f"{part} {ns or time.monotonic_ns()}\n".encode())
+            os.write(marks, f"{part},{at or now()}\n".encode())
 
-    mark("script", began_ns)
+    mark("script", began)
     mark("init")
     torch.manual_seed(0)
     layers = (nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(round(args.mib * 2**20 / STATE_BYTES)))

@@ -107,6 +107,9 @@ class Snapshots:
         for slot, version in enumerate(self._rank_entry.slots):
             if segments.read_complete(slot_fds[slot], version) is None:
                 self._rank_entry.set_slot(slot, EMPTY)
+        if self.held():  # a predecessor's: one of them will be restored
+            for memory in self._memories:
+                memory.map_ahead()
         self.copy_thread = self._make_copy_thread(
             memories=self._memories, protected=self.protected, status_page=status_page, rank=rank
         )
