@@ -74,7 +74,7 @@ class SlotMemory:
 
     def _map_present(self) -> None:
         present = os.fstat(self.fd).st_size
-        with suppress(NoMemoryError):  # `ensure` meets it again, and says so
+        with suppress(NoMemoryError, OSError):  # `ensure` tries again, and raises
             if present:
                 self._base = self._map(present)
                 self.mapping_version += 1
