@@ -39,10 +39,16 @@ class SlotMemory:
         """Whether CUDA has registered the mapping; None: not tried."""
         self._mapping_ahead: threading.Thread | None = None
 
-    def map_ahead(self) -> None:
-        """Begin to map what the slot has now, on another thread: a restore or capture that comes soon finds it done."""
-        self._mapping_ahead = threading.Thread(target=self._map_present, name="deadpool-map", daemon=True)
+    def map_ahead(self, after: threading.Thread | None = None) -> threading.Thread:
+        """Begin to map what the slot has now, on a thread that waits for `after` first; return the thread.
+
+        A restore or capture that comes soon finds it done, or waits for it.
+        """
+        self._mapping_ahead = threading.Thread(
+            target=self._map_present, args=(after,), name="deadpool-map", daemon=True
+        )
         self._mapping_ahead.start()
+        return self._mapping_ahead
 
     def ensure(self, nbytes: int, *, pin_for: torch.device | None = None) -> None:
         """Map at least `nbytes` bytes, growing the file if it is smaller; register them for copies from a CUDA device.
@@ -72,7 +78,9 @@ class SlotMemory:
         self._base = None
         os.close(self.fd)
 
-    def _map_present(self) -> None:
+    def _map_present(self, before: threading.Thread | None) -> None:
+        if before is not None:
+            before.join()
         present = os.fstat(self.fd).st_size
         with suppress(NoMemoryError, OSError):  # `ensure` tries again, and raises
             if present:
