@@ -11,7 +11,7 @@ from deadpool_run.vault.segments import Manifest, SlotRole, TensorEntry, read_ex
 from deadpool_run.worker.codec import TreeReader
 from deadpool_run.worker.compat.modules import buffers_of, local
 from deadpool_run.worker.snapshot.plan import live_tensors, parse_placement, placement_of
-from deadpool_run.worker.snapshot.slot_memory import SlotMemory, copy_each, dtype_of
+from deadpool_run.worker.snapshot.slot_memory import SlotMemory, copy_fast, dtype_of
 from deadpool_run.worker.state.gradients import Kept
 from deadpool_run.worker.state.optimizers import OptimizerState, Tracked
 from deadpool_run.worker.state.state import Protected
@@ -60,7 +60,7 @@ class Restoration:
         for entry in self._saved.values():
             targets.append(local(self._target(entry)).detach())
             sources.append(self._memory.view(entry))
-        copy_each(targets, sources)
+        copy_fast(targets, sources)
         for name, optimizer in self._protected.optimizers.items():
             optimizer.put_plain(values["plain"][name], self._names)
         self._protected.put(values)

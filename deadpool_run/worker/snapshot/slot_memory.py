@@ -4,6 +4,9 @@ import ctypes
 import errno
 import mmap
 import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import torch
 from torch import Tensor
@@ -15,6 +18,10 @@ from deadpool_run.vault.segments import TensorEntry, whole_pages
 from deadpool_run.worker.compat.modules import copy_all
 
 _MADV_POPULATE_WRITE = 23  # Linux 5.14; Python has no name for it
+_POPULATED_BYTES = 16 << 20
+"""Populated by one call. While it runs, other threads' allocations of memory wait."""
+_MOST_THREADS = 4
+"""A few threads use all of a machine's memory bandwidth."""
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
@@ -30,12 +37,25 @@ class SlotMemory:
         self._base: Tensor | None = None
         self._pinned: bool | None = None
         """Whether CUDA has registered the mapping; None: not tried."""
+        self._mapping_ahead: threading.Thread | None = None
+
+    def map_ahead(self, after: threading.Thread | None = None) -> threading.Thread:
+        """Begin to map what the slot has now, on a thread that waits for `after` first; return the thread.
+
+        A restore or capture that comes soon finds it done, or waits for it.
+        """
+        self._mapping_ahead = threading.Thread(
+            target=self._map_present, args=(after,), name="deadpool-map", daemon=True
+        )
+        self._mapping_ahead.start()
+        return self._mapping_ahead
 
     def ensure(self, nbytes: int, *, pin_for: torch.device | None = None) -> None:
         """Map at least `nbytes` bytes, growing the file if it is smaller; register them for copies from a CUDA device.
 
         Raises `NoMemoryError` if there is no memory to grow.
         """
+        self._settle()
         if self._base is None or self._base.numel() < nbytes:
             self._unpin()
             self._base = self._mapped(nbytes)
@@ -53,9 +73,24 @@ class SlotMemory:
 
     def close(self) -> None:
         """Close our descriptor and unmap, once the last view is gone. The slot keeps its content."""
+        self._settle()
         self._unpin()
         self._base = None
         os.close(self.fd)
+
+    def _map_present(self, before: threading.Thread | None) -> None:
+        if before is not None:
+            before.join()
+        present = os.fstat(self.fd).st_size
+        with suppress(NoMemoryError, OSError):  # `ensure` tries again, and raises
+            if present:
+                self._base = self._map(present)
+                self.mapping_version += 1
+
+    def _settle(self) -> None:
+        if self._mapping_ahead is not None:
+            self._mapping_ahead.join()
+            self._mapping_ahead = None
 
     def _mapped(self, nbytes: int) -> Tensor:
         present = os.fstat(self.fd).st_size
@@ -82,13 +117,17 @@ def _populate(base: Tensor) -> None:
 
     Through ctypes, because `mmap.madvise` would hold the interpreter's lock all the time.
     """
-    where, nbytes = ctypes.c_void_p(base.data_ptr()), ctypes.c_size_t(base.numel())
-    _LIBC.madvise(where, nbytes, mmap.MADV_HUGEPAGE)  # only a hint: some kernels have no huge pages for shared memory
-    if _LIBC.madvise(where, nbytes, _MADV_POPULATE_WRITE) == 0:
-        return
-    number = ctypes.get_errno()
-    if number not in (errno.EINVAL, errno.ENOSYS):  # an older kernel: pages are allocated at first touch
-        raise NoMemoryError(f"no memory for a snapshot of {size(base.numel())}: {os.strerror(number)}")
+    start, nbytes = base.data_ptr(), base.numel()
+    # Only a hint: some kernels have no huge pages for shared memory.
+    _LIBC.madvise(ctypes.c_void_p(start), ctypes.c_size_t(nbytes), mmap.MADV_HUGEPAGE)
+    for offset in range(0, nbytes, _POPULATED_BYTES):
+        part = ctypes.c_size_t(min(_POPULATED_BYTES, nbytes - offset))
+        if _LIBC.madvise(ctypes.c_void_p(start + offset), part, _MADV_POPULATE_WRITE) == 0:
+            continue
+        number = ctypes.get_errno()
+        if number in (errno.EINVAL, errno.ENOSYS):  # an older kernel: pages are allocated at first touch
+            return
+        raise NoMemoryError(f"no memory for a snapshot of {size(nbytes)}: {os.strerror(number)}")
 
 
 def tensor_at(base: Tensor, entry: TensorEntry) -> Tensor:
@@ -110,3 +149,22 @@ def copy_each(targets: list[Tensor], sources: list[Tensor], *, non_blocking: boo
     if targets:
         with torch.no_grad():
             copy_all(targets, sources, non_blocking=non_blocking)
+
+
+def copy_fast(targets: list[Tensor], sources: list[Tensor]) -> None:
+    """Copy each source into its target, on several threads if no device is involved: when cores have nothing else to do."""
+    on_device = any(target.device.type != "cpu" for target in targets)
+    threads = 1 if on_device else min(_MOST_THREADS, len(os.sched_getaffinity(0)))
+    if threads == 1:
+        copy_each(targets, sources)
+        return
+    shares: list[tuple[list[Tensor], list[Tensor]]] = [([], []) for _ in range(threads)]
+    nbytes = [0] * threads
+    for target, source in zip(targets, sources, strict=True):
+        least = nbytes.index(min(nbytes))
+        nbytes[least] += source.nbytes
+        shares[least][0].append(target)
+        shares[least][1].append(source)
+    with ThreadPoolExecutor(threads) as pool:
+        for done in [pool.submit(copy_each, *share) for share in shares]:
+            done.result()

@@ -107,6 +107,9 @@ class Snapshots:
         for slot, version in enumerate(self._rank_entry.slots):
             if segments.read_complete(slot_fds[slot], version) is None:
                 self._rank_entry.set_slot(slot, EMPTY)
+        if self.held():  # a predecessor's: the newest one is mostly what will be restored
+            older, newest = sorted(range(2), key=lambda slot: self._rank_entry.slots[slot])
+            self._memories[older].map_ahead(after=self._memories[newest].map_ahead())
         self.copy_thread = self._make_copy_thread(
             memories=self._memories, protected=self.protected, status_page=status_page, rank=rank
         )

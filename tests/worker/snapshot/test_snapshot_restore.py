@@ -1,15 +1,20 @@
 """What one process captured, another one restores bit for bit, generators included."""
 
+import os
 import random
+import threading
 from collections import OrderedDict
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from kit.world import LIMIT_S
 from snapshot_kit import Training, digest, draws, given, in_child, seed
 from torch import nn
 
 from deadpool_run.errors import ScriptError, SnapshotError
+from deadpool_run.vault.segments import whole_pages
 
 
 def captures(gift, optimizer, steps):
@@ -51,6 +56,30 @@ def restores(gift, optimizer, version, rehearsal):
 def test_another_process_goes_on_bit_for_bit(slots, optimizer, rehearsal):
     then, later = in_child(captures, slots.gift(), optimizer, 4)
     assert in_child(restores, slots.gift(), optimizer, 4, rehearsal) == (then, later, (3, 4))
+
+
+def test_a_predecessors_slots_are_mapped_before_they_are_needed(slots):
+    in_child(captures, slots.gift(), "adamw", 4)
+    snapshots = slots.own()
+    for thread in threading.enumerate():
+        if thread.name == "deadpool-map":
+            thread.join(LIMIT_S)
+    sizes = [whole_pages(os.fstat(fd).st_size) for fd in slots.fds[0]]
+    assert [mapped_and_resident(f"memfd:deadpool-0-{slot} ") for slot in range(2)] == [(size, size) for size in sizes]
+    snapshots.close()
+    assert [mapped_and_resident(f"memfd:deadpool-0-{slot} ") for slot in range(2)] == [(0, 0), (0, 0)]
+
+
+def mapped_and_resident(name):
+    """How many bytes of this process's mappings of a file there are, and how many of those have pages."""
+    found, inside = {"Size": 0, "Rss": 0}, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        key, _, value = line.partition(":")
+        if " " in key:  # the head of a mapping
+            inside = name in line
+        elif inside and key in found:
+            found[key] += int(value.split()[0]) << 10
+    return found["Size"], found["Rss"]
 
 
 def test_a_restore_can_go_back_before_the_optimizer_had_state(slots):
