@@ -31,3 +31,8 @@ class PeerLink(MessageStream[Message]):
             sending=connection.sending,
             receiving=connection.receiving,
         )
+
+    @property
+    def address(self) -> str:
+        """The peer's address, an IP literal. Raises OSError if the connection has broken."""
+        return str(self._sock.getpeername()[0])
