@@ -34,5 +34,8 @@ class PeerLink(MessageStream[Message]):
 
     @property
     def address(self) -> str:
-        """The peer's address, an IP literal. Raises OSError if the connection has broken."""
-        return str(self._sock.getpeername()[0])
+        """The peer's address, an IP literal; empty if the connection has broken, and its end is not handled yet."""
+        try:
+            return str(self._sock.getpeername()[0])
+        except OSError:
+            return ""
