@@ -37,7 +37,7 @@ DEFAULT_PRELOAD = (
     "torch.distributed.pipelining",
     "torch._dynamo",
     "deadpool_run.worker.process.bootstrap",
-    "deadpool_run.worker.process.store_main",
+    "deadpool_run.store.main",
     "deadpool_run.worker.job",
 )
 """What a worker imports until the first step of DDP, FSDP2 or tensor parallelism is over.

@@ -91,6 +91,10 @@ class Connections:
         """Return the nodes that are admitted, also those that may connect again."""
         return self._sessions.keys()
 
+    def addresses(self) -> dict[str, NodeId]:
+        """Return the addresses from which nodes are connected. Their workers reach this machine from the same ones."""
+        return {connection.address: node for node, connection in self._by_node.items() if connection.open}
+
     def received(self, node: NodeId) -> int:
         """Return how many messages of a node came."""
         found = self._sessions.get(node)

@@ -31,3 +31,11 @@ class PeerLink(MessageStream[Message]):
             sending=connection.sending,
             receiving=connection.receiving,
         )
+
+    @property
+    def address(self) -> str:
+        """The peer's address, an IP literal; empty if the connection has broken, and its end is not handled yet."""
+        try:
+            return str(self._sock.getpeername()[0])
+        except OSError:
+            return ""

@@ -12,6 +12,7 @@ from deadpool_run.ids import Epoch, WorkerId
 from deadpool_run.structs import Tagged
 from deadpool_run.wire.checkpoints import FromCheckpointer, ToCheckpointer
 from deadpool_run.wire.frames import MessageFormat
+from deadpool_run.wire.stores import FromStore, ToStore
 
 MAX_FRAME_BYTES = 4 << 20
 
@@ -103,12 +104,6 @@ class Captured(Tagged):
     version: int
 
 
-class StoreListening(Tagged):
-    """Reports the port on which the store process serves."""
-
-    port: int
-
-
 ToWorker = (
     Assign
     | do.AbortStep
@@ -121,8 +116,8 @@ ToWorker = (
     | Stop
     | ExitNow
 )
-FromWorker = WorkerReport | Captured | StoreListening
-Message = ToWorker | FromWorker | ToCheckpointer | FromCheckpointer
+FromWorker = WorkerReport | Captured
+Message = ToWorker | FromWorker | ToCheckpointer | FromCheckpointer | ToStore | FromStore
 
 FORMAT: MessageFormat[Message] = MessageFormat(Message, "a message of an agent or a worker", MAX_FRAME_BYTES)
 encode, decode = FORMAT.encode, FORMAT.decode

@@ -15,6 +15,7 @@ from deadpool_run.ids import NodeId, Rank
 from deadpool_run.structs import Tagged, Untagged
 from deadpool_run.wire.checkpoints import CheckpointFailed, DurableSpec, StepTaken, TakeStep
 from deadpool_run.wire.frames import MessageFormat
+from deadpool_run.wire.stores import CallersIdentified, IdentifyCallers
 from deadpool_run.wire.typed import Decoder, to_json
 
 MAX_FRAME_BYTES = 16 << 20
@@ -294,7 +295,7 @@ class LeadershipClaim(Tagged):
     """Other agents that the receiver is to tell."""
 
 
-NodeReport = Fact | Safe | Saved | Loaded | PreemptionNotice
+NodeReport = Fact | Safe | Saved | Loaded | PreemptionNotice | CallersIdentified
 """What a node reports, also to the leader in its own process."""
 ToLeader = Join | Rejoin | ResumeLink | HeartbeatAck | NodeReport | Ask | EndConfirmed
 ToNode = (
@@ -307,6 +308,7 @@ ToNode = (
     | Void
     | Load
     | Durable
+    | IdentifyCallers
     | Answer
     | Redirect
     | LinkResumed

@@ -2,10 +2,12 @@
 
 import asyncio
 import inspect
+import socket
+import struct
 
 import pytest
 from kit.ends import BOUND_S, Changes, NodeEnd, within_bound
-from kit.sealed import sealed_pair
+from kit.sealed import sealed, sealed_pair
 
 from deadpool_run.coordinator.connections import Connections
 from deadpool_run.core import events as ev
@@ -205,6 +207,23 @@ async def test_each_is_told_what_is_for_it_and_all_what_is_for_all(house):
     await house.connections.end(peers.End(0, ""))
     await stranger.is_lost()
     assert not stranger.heard
+
+
+@in_house
+async def test_nodes_are_known_by_the_addresses_from_which_they_are_connected(house):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        theirs = socket.create_connection(listener.getsockname(), source_address=("127.0.0.9", 0))
+        ours, _ = listener.accept()
+    house.connections.accept(sealed(ours))
+    house.ends.append(end := NodeEnd(sealed(theirs)))
+    end.send(peers.Join(ev.Place("n"), {}))
+    joined, _ = await end.hears(2)
+    assert house.connections.addresses() == {"127.0.0.9": joined.node}
+    theirs.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    end.close()  # with a reset, which is not read yet
+    assert house.connections.addresses() == {"": joined.node}
+    assert await house.gone() == joined.node
+    assert house.connections.addresses() == {}
 
 
 @in_house

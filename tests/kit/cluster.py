@@ -312,7 +312,7 @@ class Cluster:
     @contextmanager
     def store_stopped(self) -> Iterator[None]:
         """The store answers nobody for a while: members that meet there, to attach, stay in that phase."""
-        (store,) = (pid for pid in marked(self.mark) if "pt_tcpstore_uv" in thread_names(pid))
+        (store,) = (pid for pid in marked(self.mark) if "deadpool-store" in thread_names(pid))
         os.kill(store, signal.SIGSTOP)
         try:
             yield

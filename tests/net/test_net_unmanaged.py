@@ -1,6 +1,10 @@
 """Scripts that have never heard of deadpool-run, over several hosts: torchrun's restarts, and hosts in reserve."""
 
+import os
+import signal
+
 import pytest
+from kit.callers import NOBODY, REFUSED, SERVED, caller
 
 
 @pytest.fixture
@@ -47,3 +51,16 @@ def test_a_host_in_reserve_takes_the_place_of_one_that_is_lost(unmanaged, silent
     else:
         job.power_off(lost)
     check_started_again(job, [host for host in range(3) if host != lost])
+
+
+@pytest.mark.slow
+def test_the_store_serves_the_jobs_user_on_the_jobs_hosts_only(unmanaged, net):
+    job = unmanaged("--hold", "3", hosts=2, spares="0")
+    job.wait_until(lambda: job.account.of("held"), "rank 3 at its third step")
+    (held,) = job.account.of("held")
+    for host, uid, answer in ((2, None, REFUSED), (1, NOBODY, REFUSED), (0, NOBODY, REFUSED), (1, None, SERVED)):
+        with caller(held["store"], uid=uid, namespace=net.names[host]) as calls:
+            assert calls.stdout.readline() == answer, (host, uid)
+    os.kill(held["pid"], signal.SIGKILL)
+    check_started_again(job, [0, 1])
+    assert "refused a connection to the store from" in job.agents[0].output

@@ -13,6 +13,7 @@ from kit.ends import BOUND_S, Changes, tcp_pair, within_bound
 from kit.processes import descriptors
 from kit.sealed import sealed
 
+from deadpool_run.agent import refusals
 from deadpool_run.agent.cluster import peer_server
 from deadpool_run.agent.cluster.peer_server import PeerServer
 from deadpool_run.coordinator import handshake
@@ -298,7 +299,7 @@ def test_one_that_is_let_in_after_the_end_is_hung_up_on(monkeypatch):
 @pytest.fixture
 def told(monkeypatch):
     lines = []
-    monkeypatch.setattr(peer_server, "tell", lines.append)
+    monkeypatch.setattr(refusals, "tell", lines.append)
     return lines
 
 

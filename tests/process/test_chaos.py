@@ -40,7 +40,7 @@ class Monkey:
     def helpers(self) -> list[int]:
         """The store and the fork server."""
         others = sorted(marked(self.job.mark).keys() - {self.job.pid} - {*self.workers()})
-        return [pid for pid in others if "pt_tcpstore_uv" in thread_names(pid)] + others
+        return [pid for pid in others if "deadpool-store" in thread_names(pid)] + others
 
     def strike(self) -> None:
         """Kill or freeze somebody."""

@@ -35,6 +35,7 @@ from deadpool_run.ids import NodeId, Rank, Version, WorkerId
 from deadpool_run.view.plan import outline
 from deadpool_run.view.status_report import NodeReports, Seen, status_object
 from deadpool_run.wire import peers
+from deadpool_run.wire.stores import CallersIdentified, IdentifyCallers
 
 _EXIT_LAUNCH_FAILED = 1
 _COPIED_IN = frozenset({JobPhase.UNPROTECTED, JobPhase.RUNNING, JobPhase.FINISHING})
@@ -74,7 +75,7 @@ class Leader:
         """The plan has been printed, or need not be."""
         self._timeline = 0
         self._ranks_moved = False
-        self._store = Store(forkserver, on_lost, node.here.address)
+        self._store = Store(forkserver, on_lost, node.here.address, self._identify)
         self._journal = Journal(
             spec.run_dir / JOURNAL_NAME,
             spec.settings,
@@ -149,6 +150,8 @@ class Leader:
                 self.durable.loaded(node, report)
             case peers.PreemptionNotice():
                 self.durable.preemption_notice()
+            case CallersIdentified():
+                self._store.identified(report)
             case _:
                 assert_never(report)
 
@@ -291,6 +294,14 @@ class Leader:
     def _peer(self, node: NodeId) -> peers.Peer | None:
         found = self.state.nodes.get(node)
         return None if found is None else peers.Peer(node, found.place.address, found.place.port)
+
+    def _identify(self, asked: IdentifyCallers) -> None:
+        """Ask the machines from which the store was called. The own one answers for callers from elsewhere: not known."""
+        nodes = {member.place.address: node for node, member in self.state.nodes.items()}
+        if self.followers is not None:
+            nodes |= self.followers.connections.addresses()
+        for address, callers in asked.by_address():
+            self.tell_node(nodes.get(address, self.here), callers)
 
     # --- what every node knows ------------------------------------------------------------------------------------
 

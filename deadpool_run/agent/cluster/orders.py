@@ -4,6 +4,7 @@ from deadpool_run.agent.node.node import LocalNode
 from deadpool_run.errors import ProtocolError
 from deadpool_run.wire import peers
 from deadpool_run.wire.checkpoints import TakeStep
+from deadpool_run.wire.stores import IdentifyCallers
 
 
 def heartbeat_ack(node: LocalNode, heartbeat: peers.Heartbeat, configuration: int, received: int) -> peers.HeartbeatAck:
@@ -37,5 +38,7 @@ def carry_out(node: LocalNode, message: peers.Message) -> None:
             node.participant.load(message)
         case peers.Durable():
             node.newest_durable = message
+        case IdentifyCallers():
+            node.identify(message)
         case _:
             raise ProtocolError(f"a leader does not send {type(message).__name__}")

@@ -5,9 +5,8 @@ import socket
 from collections import Counter
 from collections.abc import Callable
 
-from deadpool_run.agent.console import tell
+from deadpool_run.agent.refusals import Refusals
 from deadpool_run.coordinator import handshake
-from deadpool_run.text import printable
 from deadpool_run.wire.auth import ConnectionRole, Credentials, GreetingRefusedError
 from deadpool_run.wire.peer_connection import PeerConnection
 
@@ -17,7 +16,6 @@ _MAX_GREETINGS = 256
 _UNDISTURBED_S = 0.5
 """A greeting that takes longer loses its place where others wait. Agents need milliseconds."""
 _ACCEPT_AGAIN_S = 0.05
-_REPORT_EVERY_S = 60.0
 
 _Greeted = tuple[ConnectionRole, PeerConnection]
 
@@ -112,41 +110,3 @@ class PeerServer:
                 connection.close()
             else:
                 self._on_peer(role, connection)
-
-
-class Refusals:
-    """Counts refused connections, and prints one line for all of an interval. The first is reported at once."""
-
-    def __init__(self) -> None:
-        self.total = 0
-        self._new = 0
-        self._last = ""
-        self._timer: asyncio.TimerHandle | None = None
-        self._closed = False
-
-    def add(self, source: str, reason: str) -> None:
-        """Count one."""
-        if self._closed:
-            return
-        self.total += 1
-        self._new += 1
-        self._last = f"from {source}: {printable(reason)}"
-        if self._timer is None:
-            self._report()
-
-    def close(self) -> None:
-        """Report those that are left."""
-        self._closed = True
-        if self._timer is not None:
-            self._timer.cancel()
-            self._report()
-
-    def _report(self) -> None:
-        self._timer = None
-        if self._new == 1:
-            tell(f"refused a connection {self._last}")
-        elif self._new:
-            tell(f"refused {self._new} connections, the last {self._last}")
-        if self._new and not self._closed:
-            self._timer = asyncio.get_running_loop().call_later(_REPORT_EVERY_S, self._report)
-        self._new = 0

@@ -35,6 +35,7 @@ from deadpool_run.core.events import (
 from deadpool_run.core.injection import KillHow
 from deadpool_run.errors import ProtocolError
 from deadpool_run.ids import NodeId, Rank, Version
+from deadpool_run.store.socket_owner import SocketOwners, may_use_store
 from deadpool_run.vault.segments import create_memory
 from deadpool_run.vault.status_page import create_status_page
 from deadpool_run.vault.transfer.replicator import Replicator
@@ -42,6 +43,7 @@ from deadpool_run.vault.vault import Vault
 from deadpool_run.wire import messages, peers
 from deadpool_run.wire.checkpoints import DEFAULT_DURABLE_TIMEOUT_S
 from deadpool_run.wire.peers import Buddies, Committed, Fact, NodeReport, Peer, Safe, Traffic, World
+from deadpool_run.wire.stores import CallersIdentified, IdentifyCallers
 
 _WITHOUT_COPY_S = 5.0
 """How long the end of a rank's loop waits for its last copy while the node that should have it has no memory."""
@@ -258,6 +260,15 @@ class LocalNode:
             self.vault.status_page.publish(
                 Version(committed.version) if committed.version >= 0 else None, committed.abandoned
             )
+
+    def identify(self, asked: IdentifyCallers) -> None:
+        """Report which connections to the job's store were made by processes here that may use it."""
+        known, unknown, owners = list[int](), list[int](), SocketOwners()
+        for caller in asked.callers:
+            uid = owners.uid((caller.address, caller.port), (asked.host, asked.port))
+            (known if uid is not None and may_use_store(uid) else unknown).append(caller.number)
+        owners.close()
+        self._report(CallersIdentified(tuple(known), tuple(unknown)))
 
     # --- status -------------------------------------------------------------------------------------------------
 

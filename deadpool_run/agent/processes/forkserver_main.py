@@ -50,7 +50,7 @@ _PID = struct.Struct("i")
 MAX_PACKET_BYTES = 64 << 10
 
 _PASSED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-_SERVICES = {"store": "deadpool_run.worker.process.store_main", "checkpointer": "deadpool_run.worker.checkpoint.main"}
+_SERVICES = {"store": "deadpool_run.store.main", "checkpointer": "deadpool_run.worker.checkpoint.main"}
 """Processes that serve the agent and run no user code."""
 _ENTRIES = {"worker": "deadpool_run.worker.process.bootstrap", **_SERVICES}
 _SERVICE_COMMAND = "import sys; from {} import main; main(*map(int, sys.argv[1:]))"

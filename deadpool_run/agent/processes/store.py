@@ -1,4 +1,4 @@
-"""The job's TCPStore: a process that the agent replaces for each generation, always at the same address."""
+"""The job's store: a process that the agent replaces for each generation, always at the same address."""
 
 import os
 import socket
@@ -7,7 +7,10 @@ from collections.abc import Callable
 from deadpool_run.agent.processes.children import Exit, Process
 from deadpool_run.agent.processes.controlled_process import ControlledProcess
 from deadpool_run.agent.processes.forkserver import ForkServer
-from deadpool_run.wire.messages import Message, StoreListening
+from deadpool_run.agent.refusals import Refusals
+from deadpool_run.errors import ProtocolError
+from deadpool_run.wire.messages import Message
+from deadpool_run.wire.stores import CallersIdentified, IdentifyCallers, StoreListening, StoreRefused
 
 LOOPBACK = "127.0.0.1"
 _BACKLOG = 1024
@@ -24,13 +27,21 @@ class Store:
     """Owns the listening socket. `renew` replaces the process that serves on it; one that dies is replaced too.
 
     Clients may connect at any time: until a process serves, they wait in the socket's backlog. `on_lost` is called with the
-    reason if no process can serve.
+    reason if no process can serve, `on_callers` with callers from other machines, which `identified` answers.
     """
 
-    def __init__(self, forkserver: ForkServer, on_lost: Callable[[str], None], host: str = LOOPBACK) -> None:
+    def __init__(
+        self,
+        forkserver: ForkServer,
+        on_lost: Callable[[str], None],
+        host: str,
+        on_callers: Callable[[IdentifyCallers], None],
+    ) -> None:
         self.host = host
+        self.refusals = Refusals("to the store")
         self._forkserver = forkserver
         self._on_lost = on_lost
+        self._on_callers = on_callers
         self._listener = socket.create_server((host, 0), family=family_of(host), backlog=_BACKLOG)
         self._stale = False
         self._closed = False
@@ -62,9 +73,15 @@ class Store:
             self._stale = True
             self._child.kill()
 
+    def identified(self, callers: CallersIdentified) -> None:
+        """Have these callers served or refused. The process ignores those that it does not know."""
+        if self._child.channel is not None:
+            self._child.channel.send(callers)
+
     def close(self) -> None:
         """Let the process end."""
         self._closed = True
+        self.refusals.close()
         self._waiting.clear()
         self._forkserver.recall(self._child)
         self._listener.close()
@@ -82,8 +99,15 @@ class Store:
         self._forkserver.fork(self._child)
 
     def _on_message(self, message: Message) -> None:
-        if isinstance(message, StoreListening):
-            self._deaths = 0
+        match message:
+            case StoreListening():
+                self._deaths = 0
+            case IdentifyCallers():
+                self._on_callers(message)
+            case StoreRefused(count, source, reason):
+                self.refusals.add(source, reason, count)
+            case _:
+                raise ProtocolError(f"the store sent an unexpected {type(message).__name__}")
 
     def _on_exit(self, exit_: Exit) -> None:
         if self._closed:

@@ -78,11 +78,6 @@ def carrier() -> str:
     return dist.Backend.NCCL if torch.cuda.is_available() else dist.Backend.GLOO
 
 
-def serve_store(host: str, port: int, listener_fd: int) -> Store:
-    """Return a store that serves on a listening socket until it is freed."""
-    return TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener_fd)
-
-
 def open_store(host: str, port: int, timeout: timedelta = STORE_TIMEOUT) -> Store:
     """Connect to a store within `timeout`. Raises torch's `DistError`."""
     with dns.short_timeout():

@@ -41,7 +41,7 @@ def test_every_report_of_a_worker_is_a_fact_about_it(kind):
     assert facts == [replace(report, worker=WorkerId(7))]
 
 
-@pytest.mark.parametrize("kind", [*typing.get_args(messages.ToWorker), messages.StoreListening])
+@pytest.mark.parametrize("kind", [*typing.get_args(messages.ToWorker), *typing.get_args(messages.FromStore)])
 def test_no_worker_says_what_agents_and_stores_say(kind):
     workforce = Workforce(None, lambda _: None, lambda _: (), None)
     with pytest.raises(ProtocolError, match=kind.__name__):

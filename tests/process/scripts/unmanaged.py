@@ -34,7 +34,7 @@ for step in range(5):
             flag.touch()
             os.kill(os.getpid(), signal.SIGKILL)
     if dist.get_rank() == args.hold and step == 3 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
-        tell("held")
+        tell("held", store=[os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]])
         signal.pause()
     dist.all_reduce(total)
 tell("end", total=total.item(), met=met)

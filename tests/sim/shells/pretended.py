@@ -157,7 +157,7 @@ class SimNode(LocalNode):
 class SimStore:
     """Stands for the job's store."""
 
-    def __init__(self, _forkserver: object, _on_lost: object, host: str) -> None:
+    def __init__(self, _forkserver: object, _on_lost: object, host: str, _on_callers: object) -> None:
         self._loop: VirtualLoop = asyncio.get_running_loop()  # type: ignore[assignment]
         job = self._loop.agent.job
         self.host, self.port = host, job.network.number()

@@ -133,7 +133,6 @@ UNDOCUMENTED = {
     "fsdp_params": [Place(f"{FSDP}_fsdp_param_group.py", "FSDPParamGroup")],
     "get_backend": [C10D],
     "is_traceable_wrapper_subclass": [Place("torch/utils/_python_dispatch.py")],
-    "master_listen_fd": [_bound("TCPStore.__init__")],
     "mesh_stack": [Place("torch/distributed/device_mesh.py", "_MeshEnv")],
     "monitored_barrier": [C10D],
     "multi_get": [_bound("Store")],
