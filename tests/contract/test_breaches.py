@@ -19,6 +19,7 @@ SAID = {
     "a GradScaler is not protected": "the scaler 'scaler' (GradScaler) is not protected",
     "an average of the weights is not protected": "the module 'average' (AveragedModel) is not protected",
     "a large average of the weights is kept by hand": "average.shadow.module.weight",
+    "enumerate() counts the steps, for later": "number was 1 in the first run and 2 in the second",
     "a tensor is trained by hand, and not protected": "the tensor 'scale' of shape (8,)",
     "a collective is waited for in the next step": "allreduce: this collective was issued in an earlier step",
 }

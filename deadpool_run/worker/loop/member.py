@@ -175,7 +175,7 @@ class LoopMember(RepairParticipant):
         if self.practising:
             self._practised &= not step_failed
         elif self.trial.running and not step_failed:
-            self.trial.observe(self.snapshots.observe())
+            self.trial.observe(self.snapshots.observe(), self.snapshots.variables.counts())
             self._live = None
         elif step_failed or not self._peers_ready():
             self._discard(step_failed=step_failed)
@@ -196,7 +196,7 @@ class LoopMember(RepairParticipant):
         """After the second run of the trial, compare it with the first; False if a rank was lost meanwhile."""
         if self.trial.stage is not Trial.Stage.RAN:
             return True
-        if why := self.trial.verdict(step, self.snapshots.observe()):
+        if why := self.trial.verdict(step, self.snapshots.observe(), self.snapshots.variables.counts()):
             self.refuse(why)
         with self.unrecorded():
             updated = any_rank(self._updates.begun or not self._optimizers)

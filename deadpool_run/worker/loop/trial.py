@@ -34,6 +34,7 @@ class Trial:
     def __init__(self, *, wanted: bool) -> None:
         self.stage = Trial.Stage.DUE if wanted else Trial.Stage.OVER
         self._observed: dict[str, int] = {}
+        self._counts: dict[str, int] = {}
         self._tried = 0
 
     @property
@@ -41,9 +42,9 @@ class Trial:
         """Whether the running step is the trial's first run."""
         return self.stage is Trial.Stage.RUNNING
 
-    def observe(self, digests: dict[str, int]) -> None:
-        """Keep the digests of the first run, by tensor."""
-        self._observed = digests
+    def observe(self, digests: dict[str, int], counts: dict[str, int]) -> None:
+        """Keep the digests of the first run, by tensor, and the whole numbers in variables."""
+        self._observed, self._counts = digests, counts
 
     def end(self) -> None:
         """End the first run; after a loss, try another step."""
@@ -59,8 +60,19 @@ class Trial:
         self._tried += 1
         self.stage = Trial.Stage.OVER if updated or self._tried >= _TRIED_STEPS else Trial.Stage.DUE
 
-    def verdict(self, step: int, digests: dict[str, int]) -> str:
-        """Compare the digests of the second run; return an error message, empty if they are equal."""
+    def verdict(self, step: int, digests: dict[str, int], counts: dict[str, int]) -> str:
+        """Compare the second run with the first; return an error message, empty if they are equal.
+
+        A number that is larger by one counts the runs: it comes from an iterator, say, and may have an effect later.
+        """
+        counting = [name for name, count in self._counts.items() if counts.get(name) == count + 1]
+        if counting:
+            return (
+                f"step {step} was run twice from the same state, and {shortened(counting)} was {self._counts[counting[0]]} in the "
+                f"first run and {counts[counting[0]]} in the second: it counts something that is not put back when a step is "
+                "repeated after a loss, such as the items of enumerate() or of another iterator.\n"
+                "Use step.index, or a variable that the step itself changes. deadpool_run.init(verify=False) turns this check off."
+            )
         observed, self._observed = self._observed, {}
         names = dict.fromkeys([*observed, *digests])
         different = [name for name in names if observed.get(name) != digests.get(name)]

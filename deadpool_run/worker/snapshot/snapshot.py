@@ -136,9 +136,14 @@ class Snapshots:
     def find_variables(self) -> None:
         """Find the script's variables, as the loop begins: from now on they are part of every snapshot."""
         protected = self.protected
-        modules = [root for module in protected.modules.values() for root in module.roots()]
+        roots = [root for module in protected.modules.values() for root in module.roots()]
         optimizers = [each for state in protected.optimizers.values() for each in (state.optimizer, state.keeper)]
-        self.variables.begin({id(each) for each in (*modules, *optimizers, *protected.objects.values())})
+        modules = [
+            (f"{name}.{path}".rstrip("."), child)
+            for name, module in protected.modules.items()
+            for path, child in module.all_modules()
+        ]
+        self.variables.begin({id(each) for each in (*roots, *optimizers, *protected.objects.values())}, modules)
 
     def note_optimizer(self, optimizer: Optimizer) -> None:
         """Note that an optimizer is about to update, and so to use up the gradients of its parameters."""

@@ -6,6 +6,8 @@ from functools import partial
 from types import BuiltinFunctionType, CellType, FrameType, FunctionType, MethodType, ModuleType
 from typing import Any
 
+from torch import nn
+
 from deadpool_run.worker.process.blame import is_library
 from deadpool_run.worker.variables.frames import is_function, local_variables, script_frames, set_local_variables
 from deadpool_run.worker.variables.values import OpaqueError, ValueWriter, is_own
@@ -14,6 +16,8 @@ _OWN = __package__.partition(".")[0]
 _MOST_KEYS = 256
 """A dict or a list with more is one value, not a scope."""
 _MOST_SCOPES = 4096
+_OF_TORCH = frozenset(vars(nn.Module()))
+"""Attributes of every module: its tables of parameters, buffers, children and hooks, and its mode."""
 
 
 class Scope:
@@ -46,22 +50,25 @@ def own_modules() -> dict[str, dict[str, Any]]:
 class Scopes:
     """All scopes, found once: those of objects that the script makes later are parts of values."""
 
-    def __init__(self, excluded: Collection[int]) -> None:
-        """`excluded` are identities of objects that are kept otherwise."""
+    def __init__(self, excluded: Collection[int], modules: Iterable[tuple[str, nn.Module]]) -> None:
+        """`excluded` are identities of objects that are kept otherwise; `modules` are those whose plain attributes are kept."""
         self._excluded = excluded
-        modules = own_modules()
+        sources = own_modules()
         for frame in script_frames():
-            modules.setdefault(str(frame.f_globals.get("__name__", "")), frame.f_globals)
-        self.modules = frozenset(modules)
+            sources.setdefault(str(frame.f_globals.get("__name__", "")), frame.f_globals)
+        self.modules = frozenset(sources)
         self._found: list[Scope] = []
         self._objects: dict[int, tuple[str, Any]] = {}
         self._by_name: dict[str, Any] = {}
         self._functions: set[int] = set()
         for frame_name, frame in frames():
             self._search(frame_name, local_variables(frame).items())
-        for name, variables in modules.items():
+        for name, variables in sources.items():
             self._search(name, variables.items())
-            self._add(Scope(name, _Globals(variables), variables.update))
+            self._add(Scope(name, _Variables(variables), variables.update))
+        for name, module in modules:
+            if any(kind.__module__ in self.modules for kind in type(module).__mro__):
+                self._add(Scope(name, _Variables(vars(module), _OF_TORCH), vars(module).update))
         for scope in self._found:  # which grows: scopes are found in scopes
             self._search(scope.name, scope.read().items())
 
@@ -109,7 +116,7 @@ class Scopes:
         elif kind is type and value.__module__ in self.modules:
             self._objects[id(value)] = (name, value)
             self._by_name[name] = value
-            self._add(Scope(name, _Globals(vars(value)), partial(_set_attributes, value)))
+            self._add(Scope(name, _Variables(vars(value)), partial(_set_attributes, value)))
         elif is_own(kind, self.modules) and type(vars(value)) is dict:
             self._add_object(name, value, vars(value))
 
@@ -148,20 +155,22 @@ def frames() -> Iterator[tuple[str, FrameType]]:
             yield f"{name}()" + (f" {seen[name]}" if seen[name] > 1 else ""), frame
 
 
-class _Globals:
-    """Reads the variables of a module, and not all its functions and classes in each step."""
+class _Variables:
+    """Reads variables, and does not look at all functions and classes beside them in each step."""
 
-    def __init__(self, variables: Mapping[str, Any]) -> None:
-        self._variables = variables
+    def __init__(self, found: Mapping[str, Any], ignored: Collection[str] = ()) -> None:
+        self._found = found
+        self._ignored = ignored
         self._size = -1
         self._names: list[str] = []
 
     def __call__(self) -> dict[str, Any]:
-        variables = self._variables
-        if len(variables) != self._size:
-            self._names = [name for name, value in list(variables.items()) if _is_variable(name, value)]
-            self._size = len(variables)
-        return {name: variables[name] for name in self._names if name in variables}
+        found = self._found
+        if len(found) != self._size:
+            names = [name for name, value in list(found.items()) if _is_variable(name, value)]
+            self._names = [name for name in names if name not in self._ignored]
+            self._size = len(found)
+        return {name: found[name] for name in self._names if name in found}
 
 
 def _is_variable(name: str, value: Any) -> bool:

@@ -6,12 +6,12 @@ the loop began is known on every rank, because set-up is run again by a replacem
 
 import operator
 import weakref
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-from torch import Tensor
+from torch import Tensor, nn
 
 from deadpool_run.worker.variables.scopes import Scope, Scopes
 from deadpool_run.worker.variables.values import (
@@ -27,6 +27,8 @@ _LEAVES = frozenset({type(None), bool, int, float, complex, str, bytes})
 _FLAT = (list, tuple)
 _LARGE = 1024
 """Elements. A smaller tensor is a loss, a norm or a count, and may be for the log only."""
+_COUNT = 1_000_000
+"""Larger numbers may be times, or bytes of memory."""
 _OPAQUE = ["opaque"]
 _TOO_LARGE = ["too large"]
 _GONE = ["gone"]
@@ -66,9 +68,12 @@ class Variables:
         self.too_large: list[str] = []
         """The lists and dicts that have grown too large to be kept, each once; for the caller to report and to empty."""
 
-    def begin(self, excluded: Collection[int]) -> None:
-        """Find the variables; the loop begins. `excluded` are identities of objects that are kept otherwise."""
-        self._scopes = Scopes(excluded)
+    def begin(self, excluded: Collection[int] = (), modules: Iterable[tuple[str, nn.Module]] = ()) -> None:
+        """Find the variables; the loop begins.
+
+        `excluded` are identities of objects that are kept otherwise; of `modules`, by name, the plain attributes are kept.
+        """
+        self._scopes = Scopes(excluded, modules)
         self._before = {
             scope.name: {name: self._note(value) for name, value in scope.read().items()} for scope in self._scopes
         }
@@ -84,7 +89,7 @@ class Variables:
             changed = {
                 name: node
                 for name, value in now.items()
-                if (node := self._changed(f"{scope.name}.{name}", value, before.get(name))) is not None
+                if (node := self._changed(_shown(scope.name, name), value, before.get(name))) is not None
             }
             changed |= {name: [False, _GONE] for name in before if name not in now}
             if changed:
@@ -107,6 +112,15 @@ class Variables:
                 for name in scope.read().keys() - known:
                     scope.remove(name)
 
+    def counts(self) -> dict[str, int]:
+        """Return the small whole numbers in variables, by name."""
+        return {
+            _shown(scope.name, name): value
+            for scope in self._scopes or ()
+            for name, value in scope.read().items()
+            if type(value) is int and abs(value) < _COUNT
+        }
+
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the larger tensors in variables, by name, without those that are parts of a graph or want gradients."""
         for scope in self._scopes or ():
@@ -114,7 +128,7 @@ class Variables:
             for name, value in scope.read().items():
                 for part, tensor in () if self._scopes.is_scope(value) else _tensors_of(value):
                     if not tensor.requires_grad and tensor.numel() >= _LARGE and not tensor.is_meta:
-                        yield f"{scope.name}.{name}{part}", tensor
+                        yield _shown(scope.name, f"{name}{part}"), tensor
 
     def _writer(self) -> ValueWriter:
         assert self._scopes is not None
@@ -196,6 +210,10 @@ class Variables:
             return differ(self._writer().write(first.value), first.node)
         except OpaqueError:
             return True
+
+
+def _shown(scope: str, name: str) -> str:
+    return f"{scope}.{name}".removeprefix("__main__.")
 
 
 def _tensors_of(value: Any) -> Iterator[tuple[str, Tensor]]:

@@ -309,18 +309,35 @@ def _(job):
     return {"model": model, "optimizer": optimizer}, step
 
 
-@breach("a module keeps a mean in a plain attribute")
+@breach("enumerate() counts the steps, for later")
+def _(job):
+    model = DistributedDataParallel(net())
+    optimizer = adam(model)
+    numbers = enumerate(iter(int, 1))
+    number = 0
+
+    def step(index):
+        nonlocal number
+        number, _ = next(numbers)
+        if number > 100 * STEPS:
+            optimizer.param_groups[0]["lr"] = 1e-2 / number
+        trained(model, optimizer, data(index, job.rank))
+
+    return {"model": model, "optimizer": optimizer}, step
+
+
+@breach("a module keeps a large mean in a plain attribute")
 def _(job):
     class Normalized(nn.Module):
         def __init__(self):
             super().__init__()
             self.inner = net()
-            self.mean = torch.zeros(WIDTH)
+            self.mean = torch.zeros(1 << 15, WIDTH)
 
         def forward(self, x):
             with torch.no_grad():
                 self.mean.mul_(0.9).add_(0.1 * x.mean(0))
-            return self.inner(x - self.mean)
+            return self.inner(x - self.mean[0])
 
     model = DistributedDataParallel(Normalized())
     optimizer = adam(model)

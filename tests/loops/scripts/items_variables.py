@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import torch
-from kit_loops import BATCH, WIDTH, Loop, adam, blocks_of, data, ddp, item, net
+from kit_loops import BATCH, WIDTH, Loop, adam, blocks_of, data, ddp, item, net, update
 from torch import nn
 
 LATER = 4
@@ -94,3 +94,26 @@ def fetched_ahead(_rank, _size):
         optimizer.zero_grad(set_to_none=True)
 
     return Loop({"model": model, "optimizer": optimizer}, step, blocks_of(model), optimizer)
+
+
+class Annealed(nn.Module):
+    """A block that counts its calls, and keeps a mean, in plain attributes."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = net()
+        self.calls, self.mean = 0, torch.zeros(WIDTH)
+
+    def forward(self, x):
+        self.calls += 1
+        with torch.no_grad():
+            self.mean = 0.9 * self.mean + 0.1 * x.mean(0)
+        return self.inner(x - self.mean) * (1.0 if self.calls <= LATER else 2.0 / self.calls)
+
+
+@item("modules count calls and keep means in plain attributes")
+def in_modules(rank, _size):
+    model = ddp(Annealed())
+    optimizer = adam(model)
+    step = update(model, optimizer, rank)
+    return Loop({"model": model, "optimizer": optimizer}, step, blocks_of(model.module.inner), optimizer)

@@ -68,7 +68,7 @@ def script(variables, *, until, and_then, taken):
     tracker, trackers, arguments = Tracker(), [Tracker(), Tracker()], argparse.Namespace(lr=0.1)
     best, pair, records, huge, current, made = trackers[0], Pair(0, 0), [], 0, None, None
     bump = counter()
-    variables.begin(set())
+    variables.begin()
     for step in range(until + and_then):
         if step == until:
             taken.append(variables.take())
@@ -151,7 +151,7 @@ def test_what_cannot_be_kept_is_left_as_it_is():
     variables = Variables()
     iterator, model, other = itertools.count(), torch.nn.Linear(1, 1), torch.nn.Linear(2, 2)
     model_now, big, grown = model, torch.zeros(1 << 20), []
-    variables.begin(set())
+    variables.begin()
     next(iterator)
     taken = variables.take()
     model_now, big = other, big + 1
@@ -165,7 +165,7 @@ def test_what_cannot_be_kept_is_left_as_it_is():
 
 def test_a_list_that_outgrows_the_limit_is_named_once():
     variables, losses = Variables(), []
-    variables.begin(set())
+    variables.begin()
     for _ in range(3):
         losses.extend(range(3000))
         variables.take()
@@ -178,7 +178,7 @@ def test_larger_tensors_are_found_wherever_they_are():
             self.shadow = {"weight": torch.zeros(1 << 16), "bias": torch.zeros(2)}
 
     variables, average, many = Variables(), Average(), [torch.zeros(2048), torch.ones(3000, requires_grad=True)]
-    variables.begin(set())
+    variables.begin()
     found = {name.partition("()")[2]: tensor for name, tensor in variables.tensors()}
     shadow = next(tensor for name, tensor in found.items() if "shadow" in name and "weight" in name)
     assert shadow is average.shadow["weight"]
@@ -201,7 +201,7 @@ def test_reading_variables_keeps_no_tensor_alive():
     variables = Variables()
     activation = torch.zeros(1 << 20)
     gone = weakref.ref(activation)
-    variables.begin(set())
+    variables.begin()
     variables.take()
     variables.put(variables.take())
     activation = None
