@@ -122,7 +122,7 @@ class Scopes:
 
     def _is_plain(self, value: dict[str, Any]) -> bool:
         try:
-            ValueWriter(self.name_of, self.modules).write(value)
+            ValueWriter(None, self.name_of, self.modules).write(value)
         except OpaqueError:
             return False
         return True

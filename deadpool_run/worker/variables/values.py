@@ -1,7 +1,8 @@
 """Plain values of variables as trees that MessagePack can hold, and back. No code of the script's classes is run.
 
-A number, a string or None is its own node. Any other value is a list that begins with a tag. `keep` tells how to write an
-object that is not written as a value: because it is one of the script's own that every process has (see `scopes`).
+A number, a string or None is its own node. Any other value is a list that begins with a tag. Objects that can change have an
+identity, which two variables may share: those that were there when the loop began are known by name in every process of the
+rank (`Objects`), others by number within what is written together.
 """
 
 import enum
@@ -11,7 +12,6 @@ import sys
 from argparse import Namespace
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
@@ -69,20 +69,66 @@ def is_own(kind: type, modules: Collection[str]) -> bool:
     )
 
 
-@dataclass(slots=True)
+class Objects:
+    """The objects that every process of a rank has when the loop begins, by name."""
+
+    def __init__(self) -> None:
+        self._names: dict[int, str] = {}
+        self._objects: dict[str, Any] = {}  # keeps them alive, so that identities are not used again
+
+    def add(self, name: str, obj: Any) -> None:
+        """Note an object under a new name."""
+        self._names[id(obj)] = name
+        self._objects[name] = obj
+
+    def name_of(self, obj: Any) -> str | None:
+        """Return the name of an object; None if it was made later."""
+        return self._names.get(id(obj))
+
+    def named(self, name: str) -> Any:
+        """Return the object; None if this process has none of that name."""
+        return self._objects.get(name)
+
+
 class ValueWriter:
-    """Writes one value. Raises `OpaqueError`."""
+    """Writes values that may share objects."""
 
-    name_of: Callable[[object], str | None]
-    """The name of an object that every process has; None for any other."""
-    own: Collection[str]
-    """The modules whose objects are written with their attributes."""
-    _values: int = 0
-    _bytes: int = 0
-    _within: set[int] = field(default_factory=set)
+    def __init__(
+        self,
+        objects: Objects | None = None,
+        scope_of: Callable[[object], str | None] = lambda _: None,
+        own: Collection[str] = (),
+        *,
+        noting: str = "",
+    ) -> None:
+        """Without `objects`, identities are not written. `scope_of` names an object whose content is written elsewhere.
 
-    def write(self, value: Any) -> Any:  # noqa: PLR0911 - one line for each kind
-        """Return the node of a value."""
+        `own` are the modules whose objects are written with their attributes. With `noting`, objects are added to `objects`, under
+        names that begin so.
+        """
+        self._objects = objects
+        self._scope_of = scope_of
+        self._own = own
+        self._noting = noting
+        self._made: dict[int, tuple[int, Any]] = {}
+        """The objects that were made after the loop began, each with its number."""
+        self._values = 0
+        self._bytes = 0
+        self._within: set[int] = set()
+
+    def write(self, value: Any) -> Any:
+        """Return the node of a value. Raises `OpaqueError`."""
+        self._values = self._bytes = 0
+        self._within.clear()
+        before = len(self._made)
+        try:
+            return self._write(value)
+        except OpaqueError:
+            for key in list(self._made)[before:]:
+                del self._made[key]  # nothing that is written has them
+            raise
+
+    def _write(self, value: Any) -> Any:  # noqa: PLR0911 - one line for each kind
         kind = type(value)
         self._values += 1
         if self._values > MOST_VALUES:
@@ -96,8 +142,29 @@ class ValueWriter:
             return value if -_INT64 <= value < _INT64 else ["int", str(value)]
         if kind is complex:
             return ["complex", value.real, value.imag]
-        if (name := self.name_of(value)) is not None:
+        if (name := self._scope_of(value)) is not None:
             return ["scope", name]
+        if kind in (tuple, frozenset) or self._objects is None:
+            return self._content(kind, value)
+        return self._identified(self._objects, kind, value)
+
+    def _identified(self, objects: Objects, kind: type, value: Any) -> Any:
+        name = objects.name_of(value)
+        if name is None and self._noting:
+            name = f"{self._noting}#{self._values}"
+            content = self._content(kind, value)
+            objects.add(name, value)
+            return ["is", name, content]
+        if name is not None:
+            return ["is", name, self._content(kind, value)]
+        if id(value) in self._made:
+            return ["same", self._made[id(value)][0]]
+        content = self._content(kind, value)
+        number = len(self._made)
+        self._made[id(value)] = number, value
+        return ["new", number, content]
+
+    def _content(self, kind: type, value: Any) -> Any:
         if isinstance(value, Tensor):
             return self._tensor(value)
         numpy = sys.modules.get("numpy")
@@ -144,7 +211,7 @@ class ValueWriter:
                 return [kind.__name__, self._all(value.keys()), self._all(value.values())]
             if issubclass(kind, tuple) and hasattr(kind, "_fields"):
                 return ["named", kind.__module__, kind.__qualname__, self._all(value)]
-            if is_own(kind, self.own) and kind.__new__ in _MAKERS:
+            if is_own(kind, self._own) and kind.__new__ in _MAKERS:
                 attributes = vars(value)
                 return ["object", kind.__module__, kind.__qualname__, list(attributes), self._all(attributes.values())]
             return self._generator(kind, value)
@@ -153,29 +220,32 @@ class ValueWriter:
 
     def _all(self, values: Iterable[Any]) -> list[Any]:
         try:
-            return [self.write(each) for each in values]
+            return [self._write(each) for each in values]
         except RuntimeError as error:  # another thread changed its size meanwhile
             raise OpaqueError from error
 
     def _generator(self, kind: type, value: Any) -> Any:
         if kind is random.Random:
-            return ["random", self.write(value.getstate())]
+            return ["random", ValueWriter().write(value.getstate())]
         if kind is torch.Generator and value.device.type == "cpu":
             return ["generator", raw_bytes(value.get_state())]
         if kind.__module__ == "numpy.random._generator":
-            return ["numpy", self.write(value.bit_generator.state)]
+            return ["numpy", ValueWriter().write(value.bit_generator.state)]
         if kind.__module__ == "numpy.random.mtrand" and hasattr(value, "get_state"):
-            return ["mtrand", self.write(value.get_state(legacy=False))]
+            return ["mtrand", ValueWriter().write(value.get_state(legacy=False))]
         raise OpaqueError
 
 
 class ValueReader:
-    """Makes values of nodes. `scope` returns the object that every process has under a name."""
+    """Makes values of nodes that were written together, in the same order."""
 
-    def __init__(self, scope: Callable[[str], Any]) -> None:
+    def __init__(self, objects: Objects | None = None, scope: Callable[[str], Any] = str) -> None:
+        """`scope` returns the object whose content is written elsewhere, by name."""
+        self._objects = objects or Objects()
         self._scope = scope
+        self._made: dict[int, Any] = {}
 
-    def read(self, node: Any, into: Any = None) -> Any:
+    def read(self, node: Any, into: Any = None) -> Any:  # noqa: PLR0911 - one line for each kind
         """Return the value of a node. `into` is an object to fill, if it is of the same kind; then that is returned.
 
         Raises `OpaqueError` for a class that this process does not have.
@@ -183,6 +253,13 @@ class ValueReader:
         if not isinstance(node, list):
             return node
         tag, *parts = node
+        if tag == "is":
+            return self.read(parts[1], self._objects.named(parts[0]))
+        if tag == "new":
+            self._made[parts[0]] = made = self.read(parts[1])
+            return made
+        if tag == "same":
+            return self._made[parts[0]]
         if tag in _SEQUENCES:
             return self._sequence(_SEQUENCES[tag], parts, into)
         if tag in _DICTS:

@@ -4,6 +4,7 @@ Scripts carry state from step to step in variables: counters, averages, lists of
 the loop began is known on every rank, because set-up is run again by a replacement. A snapshot has what differs from that.
 """
 
+import contextlib
 import operator
 import weakref
 from collections.abc import Collection, Iterable, Iterator
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from deadpool_run.worker.variables.scopes import Scope, Scopes
 from deadpool_run.worker.variables.values import (
     MOST_VALUES,
+    Objects,
     OpaqueError,
     TooLargeError,
     ValueReader,
@@ -34,7 +36,7 @@ _TOO_LARGE = ["too large"]
 _GONE = ["gone"]
 
 Changed = dict[str, dict[str, Any]]
-"""By scope and variable: [whether it is the object of when the loop began, node]."""
+"""Nodes, by scope and variable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,7 @@ class Variables:
 
     def __init__(self) -> None:
         self._scopes: Scopes | None = None
+        self._objects = Objects()
         self._before: dict[str, dict[str, _Before]] = {}
         self._large: dict[str, tuple[int, int]] = {}
         self._reported: set[str] = set()
@@ -74,8 +77,10 @@ class Variables:
         `excluded` are identities of objects that are kept otherwise; of `modules`, by name, the plain attributes are kept.
         """
         self._scopes = Scopes(excluded, modules)
+        self._objects = Objects()
         self._before = {
-            scope.name: {name: self._note(value) for name, value in scope.read().items()} for scope in self._scopes
+            scope.name: {name: self._note(f"{scope.name}.{name}", value) for name, value in scope.read().items()}
+            for scope in self._scopes
         }
 
     def take(self) -> bytes:
@@ -83,15 +88,16 @@ class Variables:
         if self._scopes is None:
             return b""
         found: Changed = {}
+        writer = self._writer()
         for scope in self._scopes:
             before = self._before.get(scope.name, {})
             now = scope.read()
             changed = {
                 name: node
                 for name, value in now.items()
-                if (node := self._changed(_shown(scope.name, name), value, before.get(name))) is not None
+                if (node := self._changed(writer, _shown(scope.name, name), value, before.get(name))) is not None
             }
-            changed |= {name: [False, _GONE] for name in before if name not in now}
+            changed |= {name: _GONE for name in before if name not in now}
             if changed:
                 found[scope.name] = changed
         return msgspec.msgpack.encode(found)
@@ -101,14 +107,18 @@ class Variables:
         if self._scopes is None or not taken:
             return
         changed: Changed = msgspec.msgpack.decode(taken)
+        reader = ValueReader(self._objects, self._scopes.named)
+        values = {scope: _read_all(reader, nodes) for scope, nodes in changed.items()}
         for scope in self._scopes:
-            of_scope = changed.get(scope.name, {})
-            values = self._restored(scope, of_scope)
-            if values:
-                scope.write(values)
+            nodes = changed.get(scope.name, {})
+            now = scope.read()
+            wanted = self._unchanged(scope, nodes) | values.get(scope.name, {})
+            wanted = {name: value for name, value in wanted.items() if name not in now or now[name] is not value}
+            if wanted:
+                scope.write(wanted)
             if scope.remove is not None:
-                gone = {name for name, (_, node) in of_scope.items() if node == _GONE}
-                known = (self._before.get(scope.name, {}).keys() | of_scope.keys()) - gone
+                gone = {name for name, node in nodes.items() if node == _GONE}
+                known = (self._before.get(scope.name, {}).keys() | nodes.keys()) - gone
                 for name in scope.read().keys() - known:
                     scope.remove(name)
 
@@ -130,38 +140,34 @@ class Variables:
                     if not tensor.requires_grad and tensor.numel() >= _LARGE and not tensor.is_meta:
                         yield _shown(scope.name, f"{name}{part}"), tensor
 
-    def _writer(self) -> ValueWriter:
+    def _writer(self, *, noting: str = "") -> ValueWriter:
         assert self._scopes is not None
-        return ValueWriter(self._scopes.name_of, self._scopes.modules)
+        return ValueWriter(self._objects, self._scopes.name_of, self._scopes.modules, noting=noting)
 
-    def _note(self, value: Any) -> _Before:
-        assert self._scopes is not None
+    def _note(self, name: str, value: Any) -> _Before:
         parts = None
         if type(value) in _FLAT and all(type(part) in _LEAVES for part in value):
             parts = tuple(value)
         try:
-            return _Before(self._writer().write(value), value, parts, 0)
+            return _Before(self._writer(noting=name).write(value), value, parts, 0)
         except TooLargeError:
             return _Before(_TOO_LARGE, None, None, _size(value))
         except OpaqueError:
             return _Before(_OPAQUE, _weak(value), None, 0)
 
-    def _changed(self, name: str, value: Any, before: _Before | None) -> Any:
-        """Return the entry of a variable; None if it is as it was when the loop began."""
+    def _changed(self, writer: ValueWriter, name: str, value: Any, before: _Before | None) -> Any:
+        """Return the node of a variable; None if it is as it was when the loop began."""
         if before is not None and before.is_still(value):
             return None
         try:
-            node = self._writer().write(value)
+            node = writer.write(value)
         except TooLargeError:
             self._note_large(name, value)
-            return [False, _OPAQUE]
+            return _OPAQUE
         except OpaqueError:
             unknown = before is not None and before.node is _OPAQUE and before.value is None
-            return None if unknown else [False, _OPAQUE]
-        kept = before is not None and before.value is value
-        if before is not None and (kept or not isinstance(node, list)) and not differ(node, before.node):
-            return None
-        return [kept, node]
+            return None if unknown else _OPAQUE
+        return node if before is None or differ(node, before.node) else None
 
     def _note_large(self, name: str, value: Any) -> None:
         earlier = self._large.get(name)
@@ -170,46 +176,40 @@ class Variables:
             self._reported.add(name)
             self.too_large.append(name)
 
-    def _restored(self, scope: Scope, changed: dict[str, Any]) -> dict[str, Any]:
-        """Return the variables of a scope that are to be set."""
-        assert self._scopes is not None
-        reader, now = ValueReader(self._scopes.named), scope.read()
-        before = self._before.get(scope.name, {})
+    def _unchanged(self, scope: Scope, changed: Collection[str]) -> dict[str, Any]:
+        """Return the variables of a scope that held at the snapshot what they held when the loop began."""
         found = {}
-        for name in dict.fromkeys([*before, *changed]):
-            first = before.get(name)
-            try:
-                if name in changed:
-                    kept, node = changed[name]
-                    if node in (_OPAQUE, _GONE):
-                        continue
-                    value = reader.read(node, first.value if kept and first is not None else None)
-                else:
-                    assert first is not None
-                    if first.node is _TOO_LARGE or (first.node is _OPAQUE and first.value is None):
-                        continue
-                    value = self._as_before(reader, first)
-            except (OpaqueError, KeyError):
+        for name, before in self._before.get(scope.name, {}).items():
+            if name in changed or before.node is _TOO_LARGE:
                 continue
-            if name not in now or now[name] is not value:
-                found[name] = value
+            if before.node is _OPAQUE:
+                value = None if before.value is None else before.value()
+                if value is not None:  # else the script has dropped it
+                    found[name] = value
+            else:
+                found[name] = self._as_before(before)
         return found
 
-    def _as_before(self, reader: ValueReader, first: _Before) -> Any:
-        if first.node is _OPAQUE:
-            value = first.value()
-            if value is None:
-                raise OpaqueError  # the script has dropped it
-            return value
-        if isinstance(first.node, list) and first.node[0] != "scope" and self._differs(first):
-            return reader.read(first.node, first.value)
-        return first.value
+    def _as_before(self, before: _Before) -> Any:
+        """Return the value when the loop began; undo what has changed in it since."""
+        if isinstance(before.node, list) and before.node[0] != "scope" and self._differs(before):
+            return ValueReader(self._objects).read(before.node)
+        return before.value
 
-    def _differs(self, first: _Before) -> bool:
+    def _differs(self, before: _Before) -> bool:
         try:
-            return differ(self._writer().write(first.value), first.node)
+            return differ(self._writer().write(before.value), before.node)
         except OpaqueError:
             return True
+
+
+def _read_all(reader: ValueReader, nodes: dict[str, Any]) -> dict[str, Any]:
+    found = {}
+    for name, node in nodes.items():
+        if node not in (_OPAQUE, _GONE):
+            with contextlib.suppress(OpaqueError, KeyError):
+                found[name] = reader.read(node)
+    return found
 
 
 def _shown(scope: str, name: str) -> str:

@@ -68,6 +68,8 @@ def script(variables, *, until, and_then, taken):
     tracker, trackers, arguments = Tracker(), [Tracker(), Tracker()], argparse.Namespace(lr=0.1)
     best, pair, records, huge, current, made = trackers[0], Pair(0, 0), [], 0, None, None
     bump = counter()
+    queues, nested = [[], []], {"inner": {"rate": 1.0}}
+    queue, inner, made_later, also = queues[0], nested["inner"], None, None
     variables.begin()
     for step in range(until + and_then):
         if step == until:
@@ -99,6 +101,11 @@ def script(variables, *, until, and_then, taken):
         huge = 10 ** (19 + step)
         current = records[-1]
         made = types.SimpleNamespace(step=step)
+        queue.append(step)
+        inner["rate"] *= 0.5
+        if step % 2 == 0:
+            made_later = also = []
+        made_later.append(step)
         bump()
         COUNT += 1
         Tracker.made += 1
@@ -130,6 +137,10 @@ def script(variables, *, until, and_then, taken):
     state += (vars(arguments), trackers.index(best), pair, records, huge, bump(), COUNT, Tracker.made)
     state += (SETTINGS["rate"], sorted(SETTINGS), isinstance(SETTINGS["model"], torch.nn.Linear), current, made)
     assert alias is losses
+    assert queue is queues[0]
+    assert inner is nested["inner"]
+    assert also is made_later
+    state += (queues, nested, also)
     return state
 
 
@@ -231,10 +242,10 @@ plain = st.recursive(
 @given(plain)
 def test_plain_values_survive(value):
     def written(each):
-        return ValueWriter(lambda _: None, ()).write(each)
+        return ValueWriter().write(each)
 
     node = msgspec.msgpack.decode(msgspec.msgpack.encode(written(value)))
-    back = ValueReader({}.__getitem__).read(node)
+    back = ValueReader().read(node)
     assert type(back) is type(value)
     assert not differ(written(back), node)
 
@@ -250,9 +261,9 @@ def test_values_differ_bit_for_bit(one, other):
 )
 def test_opaque_values_are_refused(value):
     with pytest.raises(OpaqueError):
-        ValueWriter(lambda _: None, ()).write([value])
+        ValueWriter().write([value])
 
 
 def test_too_many_values_are_refused():
     with pytest.raises(TooLargeError):
-        ValueWriter(lambda _: None, ()).write([list(range(100))] * 100)
+        ValueWriter().write([list(range(100))] * 100)
