@@ -111,7 +111,7 @@ def test_recipes_of_frameworks(check, recipe):
         ("carried_batch", ("model/0.weight", "batch")),
         ("delayed_wait", ("model/weight", "allreduce")),
         ("no_work_in_rehearsal", ("model/0.weight", "rehears", "did not end")),
-        ("local_average", ("model/0.weight", "average")),
+        ("hidden_average", ("model/0.weight", "average")),
     ],
 )
 def test_a_script_that_is_wrong_is_not_called_exact(check, script, named):

@@ -50,16 +50,16 @@ def nothing_protected(job):
 
 
 def carried_batch(job):
-    """As nanoGPT: the next batch is fetched while the step runs."""
+    """As nanoGPT: the next batch, larger than what snapshots keep of a variable, is fetched while the step runs."""
     model, optimizer = make()
     job.protect(model=model, optimizer=optimizer)
     source = torch.Generator().manual_seed(job.rank)
     job.protect(source=source)
-    inputs = torch.randn(8, 16, generator=source)
+    inputs = torch.randn(2048, 16, generator=source)
     for step in job.steps(STEPS):
         with step:
             update(model, optimizer, inputs)
-            inputs = torch.randn(8, 16, generator=source)
+            inputs = torch.randn(2048, 16, generator=source)
 
 
 def delayed_wait(job):
@@ -90,18 +90,27 @@ def no_work_in_rehearsal(job):
                 update(model, optimizer, batch(step.index, job.rank))
 
 
-def local_average(job):
-    """The learning rate follows an average of the loss that is kept in a local variable."""
+class Average:
+    """An object with slots, which snapshots do not keep."""
+
+    __slots__ = ("value",)
+
+    def __init__(self):
+        self.value = 1.0
+
+
+def hidden_average(job):
+    """The learning rate follows an average of the loss that no snapshot keeps."""
     model, optimizer = make()
     job.protect(model=model, optimizer=optimizer)
-    average = 1.0
+    average = Average()
     for step in job.steps(STEPS):
         with step:
             for group in optimizer.param_groups:
-                group["lr"] = 1e-2 * min(1.0, average)
+                group["lr"] = 1e-2 * min(1.0, average.value)
             loss = update(model, optimizer, batch(step.index, job.rank)).detach()
             dist.all_reduce(loss)
-            average = 0.9 * average + 0.1 * loss.item() / job.world_size
+            average.value = 0.9 * average.value + 0.1 * loss.item() / job.world_size
 
 
 def unseeded(job):

@@ -14,7 +14,10 @@ from deadpool_run.agent.processes.store import Store
 async def main():
     lost = []
     forkserver = ForkServer(ForkServerSpec((), {**os.environ, MARK: uuid.uuid4().hex}), lost.append)
-    closed, other = Store(forkserver, lost.append), Store(forkserver, lost.append)
+    closed, other = (
+        Store(forkserver, lost.append, "127.0.0.1", print),
+        Store(forkserver, lost.append, "127.0.0.1", print),
+    )
     closed.close()
     await forkserver.settled(30)
     made = closed.process

@@ -15,7 +15,7 @@ async def main():
     bugs = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: bugs.append(context))
     forkserver = ForkServer(ForkServerSpec((), {**os.environ, MARK: uuid.uuid4().hex}), print)
-    store = Store(forkserver, print)
+    store = Store(forkserver, print, "127.0.0.1", print)
     await forkserver.settled(30)
     gone = store.process.gone
     store.close()
