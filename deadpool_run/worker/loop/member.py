@@ -293,7 +293,7 @@ class LoopMember(RepairParticipant):
             self.trial.conclude(updated=False)
             return False
         self.snapshots.look()
-        self.trial.stage = Trial.Stage.RUNNING
+        self.trial.begin(self.snapshots.variables.counts())
         rehearsal_output.install()
         return True
 

@@ -34,6 +34,7 @@ class Trial:
     def __init__(self, *, wanted: bool) -> None:
         self.stage = Trial.Stage.DUE if wanted else Trial.Stage.OVER
         self._observed: dict[str, int] = {}
+        self._before: dict[str, int] = {}
         self._counts: dict[str, int] = {}
         self._tried = 0
 
@@ -41,6 +42,11 @@ class Trial:
     def running(self) -> bool:
         """Whether the running step is the trial's first run."""
         return self.stage is Trial.Stage.RUNNING
+
+    def begin(self, counts: dict[str, int]) -> None:
+        """Begin the first run, with these whole numbers in variables."""
+        self.stage = Trial.Stage.RUNNING
+        self._before = counts
 
     def observe(self, digests: dict[str, int], counts: dict[str, int]) -> None:
         """Keep the digests of the first run, by tensor, and the whole numbers in variables."""
@@ -63,9 +69,13 @@ class Trial:
     def verdict(self, step: int, digests: dict[str, int], counts: dict[str, int]) -> str:
         """Compare the second run with the first; return an error message, empty if they are equal.
 
-        A number that is larger by one counts the runs: it comes from an iterator, say, and may have an effect later.
+        A number that grows by one in each run counts the runs: it comes from an iterator, say, and may have an effect later.
         """
-        counting = [name for name, count in self._counts.items() if counts.get(name) == count + 1]
+        counting = [
+            name
+            for name, count in self._counts.items()
+            if self._before.get(name) == count - 1 and counts.get(name) == count + 1
+        ]
         if counting:
             return (
                 f"step {step} was run twice from the same state, and {shortened(counting)} was {self._counts[counting[0]]} in the "
