@@ -4,6 +4,7 @@ import ctypes
 import itertools
 import os
 import subprocess
+import threading
 from pathlib import Path
 
 import torch.distributed as dist
@@ -133,3 +134,17 @@ def _keep_store(pipe, namespace, address):
 
 def _ip(*words):
     subprocess.run(["ip", *words], check=True, capture_output=True, text=True)
+
+
+def on_host(hosts, host, make):
+    """Return what `make` returns on a thread that lives in the network of one of the hosts."""
+    made = []
+
+    def live():
+        enter(hosts.names[host])
+        made.append(make())
+
+    thread = threading.Thread(target=live)
+    thread.start()
+    thread.join()
+    return made[0]

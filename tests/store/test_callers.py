@@ -27,20 +27,6 @@ def hosts():
     made.close()
 
 
-def on_host(hosts, host, make):
-    """What a thread made that lives there."""
-    made = []
-
-    def live():
-        netns.enter(hosts.names[host])
-        made.append(make())
-
-    thread = threading.Thread(target=live)
-    thread.start()
-    thread.join()
-    return made[0]
-
-
 @needs_root
 def test_a_process_of_another_user_is_refused_and_counted(house):
     with caller(house.address, uid=NOBODY) as stranger:
@@ -62,8 +48,8 @@ def test_another_protocol_is_refused_and_counted(house):
 @pytest.fixture
 def far(hosts, serve):
     """A store on host 0 and a connection from host 1, which has sent a request."""
-    house = serve(on_host(hosts, 0, lambda: socket.create_server((hosts.addresses[0], 0))))
-    with on_host(hosts, 1, lambda: socket.create_connection(house.address)) as sock:
+    house = serve(netns.on_host(hosts, 0, lambda: socket.create_server((hosts.addresses[0], 0))))
+    with netns.on_host(hosts, 1, lambda: socket.create_connection(house.address)) as sock:
         sock.settimeout(LIMIT_S)
         sock.sendall(HELLO + SET + PING)
         yield house, sock
@@ -92,8 +78,8 @@ def test_a_caller_from_elsewhere_is_refused_when_its_machine_does_not_know_it(fa
 
 
 def test_a_caller_of_whom_nobody_says_anything_is_refused(hosts, serve):
-    house = serve(on_host(hosts, 0, lambda: socket.create_server((hosts.addresses[0], 0))), answer_s=0.1)
-    with on_host(hosts, 1, lambda: socket.create_connection(house.address)) as sock:
+    house = serve(netns.on_host(hosts, 0, lambda: socket.create_server((hosts.addresses[0], 0))), answer_s=0.1)
+    with netns.on_host(hosts, 1, lambda: socket.create_connection(house.address)) as sock:
         sock.settimeout(LIMIT_S)
         assert not sock.recv(100)
         assert isinstance(house.told(), IdentifyCallers)
@@ -101,10 +87,10 @@ def test_a_caller_of_whom_nobody_says_anything_is_refused(hosts, serve):
 
 
 def test_a_caller_that_has_hung_up_is_not_counted(hosts, serve):
-    house = serve(on_host(hosts, 0, lambda: socket.create_server((hosts.addresses[0], 0))))
-    with on_host(hosts, 1, lambda: socket.create_connection(house.address)):
+    house = serve(netns.on_host(hosts, 0, lambda: socket.create_server((hosts.addresses[0], 0))))
+    with netns.on_host(hosts, 1, lambda: socket.create_connection(house.address)):
         number = house.told().callers[0].number
-    with on_host(hosts, 1, lambda: socket.create_connection(house.address)):
+    with netns.on_host(hosts, 1, lambda: socket.create_connection(house.address)):
         house.tell(CallersIdentified((), (number,)))  # the first has gone
         other = house.told()
         assert isinstance(other, IdentifyCallers)
@@ -113,7 +99,7 @@ def test_a_caller_that_has_hung_up_is_not_counted(hosts, serve):
 
 
 def test_torchs_client_calls_again_until_it_is_known(hosts, serve):
-    house = serve(on_host(hosts, 0, lambda: socket.create_server((hosts.addresses[0], 0))))
+    house = serve(netns.on_host(hosts, 0, lambda: socket.create_server((hosts.addresses[0], 0))))
 
     def call():
         store = dist.TCPStore(
@@ -123,7 +109,7 @@ def test_torchs_client_calls_again_until_it_is_known(hosts, serve):
         return store.get("key")
 
     got = []
-    client = threading.Thread(target=lambda: got.append(on_host(hosts, 1, call)))
+    client = threading.Thread(target=lambda: got.append(netns.on_host(hosts, 1, call)))
     client.start()
     house.tell(CallersIdentified((), (house.told().callers[0].number,)))
     while not isinstance(asked := house.told(), IdentifyCallers):

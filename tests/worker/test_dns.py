@@ -4,7 +4,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
@@ -41,26 +40,12 @@ def hosts():
     settings = Path("/etc/netns", made.names[0])
     settings.mkdir(parents=True)
     (settings / "resolv.conf").write_text(f"nameserver {made.addresses[1]}\n")
-    with on_host(made, 1, lambda: socket.socket(type=socket.SOCK_DGRAM)) as silent:
+    with netns.on_host(made, 1, lambda: socket.socket(type=socket.SOCK_DGRAM)) as silent:
         silent.bind((made.addresses[1], 53))
         silent.setblocking(False)
         yield made, silent
     shutil.rmtree(settings)
     made.close()
-
-
-def on_host(hosts, host, make):
-    """What a thread made that lives there."""
-    made = []
-
-    def live():
-        netns.enter(hosts.names[host])
-        made.append(make())
-
-    thread = threading.Thread(target=live)
-    thread.start()
-    thread.join()
-    return made[0]
 
 
 def python_on(hosts, code, *args, **options):
@@ -81,7 +66,7 @@ def questions(server):
 
 def keeps_alive(port, hosts):
     """Whether the kernel has a keep-alive timer for each connection that the store accepted."""
-    lines = on_host(hosts, 0, lambda: Path("/proc/thread-self/net/tcp").read_text()).splitlines()[1:]
+    lines = netns.on_host(hosts, 0, lambda: Path("/proc/thread-self/net/tcp").read_text()).splitlines()[1:]
     accepted = [line.split() for line in lines if line.split()[1].endswith(f":{port:04X}") and line.split()[3] == "01"]
     return len(accepted), {timer.partition(":")[0] for *_, timer in (words[:6] for words in accepted)}
 
@@ -90,7 +75,7 @@ def test_nobody_waits_long_for_names(hosts):
     hosts, name_server = hosts
     address = hosts.addresses[0]
     ours, theirs = socket.socketpair()
-    listener = on_host(hosts, 0, lambda: socket.create_server((address, 0)))
+    listener = netns.on_host(hosts, 0, lambda: socket.create_server((address, 0)))
     fds = (theirs.fileno(), listener.fileno())
     port = listener.getsockname()[1]
     with python_on(hosts, STORE, *fds, pass_fds=fds) as store, ours:
