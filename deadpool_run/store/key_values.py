@@ -14,7 +14,7 @@ _U32, _U64, _I64 = struct.Struct("=I"), struct.Struct("=Q"), struct.Struct("=q")
 _READY, _NOT_READY = b"\0", b"\1"
 _STOP_WAITING, _WAIT_CANCELLED = b"\0", b"\1"
 _INTEGER = re.compile(rb"\s*([+-]?\d{1,19})")
-"""What `std::stoll` reads."""
+"""An integer as `std::stoll` reads it."""
 _INT64 = 1 << 64
 
 

@@ -47,7 +47,7 @@ class _Before:
     value: Any
     """The object, if its content can be kept; else a weak reference, or None if there can be none."""
     parts: tuple[Any, ...] | None
-    """What a list of plain values held."""
+    """The items of a list of plain values."""
     size: int
 
     def is_still(self, value: Any) -> bool:
@@ -60,7 +60,7 @@ class _Before:
 
 
 class Variables:
-    """What the script's variables held when its loop began, and what they hold now. For the main thread, in the loop."""
+    """The script's variables: their values when its loop began, and now. For the main thread, in the loop."""
 
     def __init__(self) -> None:
         self._scopes: Scopes | None = None
