@@ -15,7 +15,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     path = config.getoption("--contract", default=None)
     reports = terminalreporter.stats.get("passed", [])
     rows = [dict(report.user_properties) for report in reports]
-    rows = [row for row in rows if "breach" in row]
+    rows = sorted((row for row in rows if "breach" in row), key=lambda row: row["place"])
     if path is None or not rows:
         return
     before, rest = path.read_text(encoding="utf-8").split(BEGIN)

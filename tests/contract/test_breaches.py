@@ -37,5 +37,6 @@ def test_a_breach_is_refused_before_step_2(name, cluster, record_property):
     assert last == 2 if "accumulated over three steps" in name else last < 2
     assert not job.account.of("end")
     said = job.stderr.partition("stopping the job:")[2].strip().splitlines()[0].split(". ")[0]
-    for key, value in (("breach", name), ("step", last), ("said", said.replace("|", "/"))):
+    found = {"breach": name, "place": NAMES.index(name), "step": last, "said": said.replace("|", "/")}
+    for key, value in found.items():
         record_property(key, value)

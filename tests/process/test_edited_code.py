@@ -1,4 +1,4 @@
-"""Files of the script are edited while the job runs: its replacements never run other code than the other ranks."""
+"""Which code is the script's: files that are edited while the job runs, and scripts that are installed as libraries are."""
 
 import shutil
 
@@ -52,4 +52,21 @@ def test_a_module_that_was_only_touched_is_no_edit(held, reference):
     (code / "layouts.py").touch()
     job.kill(2)
     job.release()
+    job.check_repaired(reference("ddp", 12), [2])
+
+
+def test_an_installed_script_is_no_library(cluster, reference, tmp_path):
+    # It counts its steps in a variable. A library's variables are not kept.
+    shutil.copytree(SCRIPTS, code := tmp_path / "site-packages" / "team")
+    (code / "__init__.py").touch()
+    text = (code / "train.py").read_text()
+    for old, new in (
+        ("    begun = Attempts()\n", "    begun, count = Attempts(), -1\n"),
+        ("training.step(step.index)\n", "count += 1; training.step(count)\n"),
+    ):
+        assert text.count(old) == 1
+        text = text.replace(old, new)
+    (code / "train.py").write_text(text)
+    words = ("--layout", "ddp", "--steps", "12", "--flags", str(tmp_path / "job0" / "flags"))
+    job = cluster(*words, "--die", "rank=2,step=6,at=backward", script=code / "train.py")
     job.check_repaired(reference("ddp", 12), [2])

@@ -1,11 +1,10 @@
 """Who is to blame for an exception that ended the script, by its type and the frames in its traceback."""
 
-import runpy
-import sysconfig
 import traceback
 from pathlib import Path
 
 from deadpool_run.errors import AttachError, Blame, DeadpoolError, ProtocolError, RefusedError, ScriptError
+from deadpool_run.worker.process.script_files import is_library
 
 _OURS = str(Path(__file__).parents[2])
 _PASS_ON = frozenset(
@@ -22,8 +21,6 @@ _PASS_ON = frozenset(
 """Our modules that call user code (a loader, a callback), or pass user arguments to a library that may reject them."""
 _SLIPS = (AssertionError, AttributeError, KeyError, NameError)
 """No library rejects arguments with these: raised in one of those modules itself, they are our bug."""
-_LIBRARIES = tuple({f"{each}/" for path in sysconfig.get_paths().values() for each in (path, Path(path).resolve())})
-"""A prefix may be a link: files are named by either path."""
 _LONGEST_CHAIN = 100
 """Up to this many chained exceptions are searched."""
 
@@ -59,16 +56,6 @@ def blame(error: BaseException) -> Blame:
         elif name not in _PASS_ON or (depth == 0 and isinstance(error, _SLIPS)):
             return Blame.NOBODY if _is_environmental(error) else Blame.OURS
     return Blame.SCRIPT
-
-
-def is_library(name: str) -> bool:
-    """Return whether the file belongs to neither the script nor us: installed, frozen, or compiled from a string."""
-    return (
-        name.startswith((*_LIBRARIES, "<"))
-        or "site-packages" in name
-        or "dist-packages" in name
-        or name == runpy.__file__
-    )
 
 
 def _is_environmental(error: BaseException) -> bool:

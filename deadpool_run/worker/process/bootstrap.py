@@ -21,7 +21,7 @@ from typing import NoReturn
 from deadpool_run.core.events import JobRefused, PrepareFailed, WorkerRaised, WorkerReady
 from deadpool_run.errors import RefusedError, RunLeft, ScriptError
 from deadpool_run.wire.messages import THIS_WORKER, encode
-from deadpool_run.worker.process import rehearsal_output, rerun, session, sources
+from deadpool_run.worker.process import rehearsal_output, rerun, script_files, session, sources
 from deadpool_run.worker.process.agent_link import park
 from deadpool_run.worker.process.blame import blame, refusal
 
@@ -44,6 +44,7 @@ def main(control_fd: int) -> None:
     _write_whole_lines()
     sys.argv[:] = argv
     sys.path[0] = str(Path.cwd() if target["mode"] == "module" else Path(argv[0]).resolve().parent)
+    script_files.note_script(target["mode"], argv[0])
     worker = session.current()
     worker.link.reentrant = True
     if worker.preparing:

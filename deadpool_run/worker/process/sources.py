@@ -10,9 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from deadpool_run.worker.process.blame import is_library
+from deadpool_run.worker.process import script_files
 
-_OWN = __package__.partition(".")[0]
 _DIGEST_BYTES = 16
 
 _before: frozenset[str] = frozenset()
@@ -26,15 +25,8 @@ def begin(*, copied: bool) -> None:
 
 
 def own_modules(before: frozenset[str]) -> list[tuple[str, Path]]:
-    """Return name and file of the script's modules that were not loaded before. Libraries and compiled modules are none."""
-    found = []
-    for name, module in list(sys.modules.items()):
-        file = getattr(module, "__file__", None) or ""
-        if name not in before and file.endswith(".py") and name.partition(".")[0] != _OWN:
-            where = Path(file).resolve()
-            if not is_library(str(where)):
-                found.append((name, where))
-    return found
+    """Return name and file of the script's modules that were not loaded before."""
+    return [(name, where) for name, _, where in script_files.own_modules() if name not in before]
 
 
 def record() -> dict[str, Any]:

@@ -4,11 +4,12 @@ import ctypes
 import sys
 import traceback
 from collections.abc import Iterator, Mapping
-from inspect import CO_OPTIMIZED
+from inspect import CO_GENERATOR, CO_OPTIMIZED
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from deadpool_run.worker.process.blame import is_library
+from deadpool_run.worker.process.script_files import is_library, note_file
 
 _OWN = __package__.partition(".")[0]
 _COPIES = sys.version_info < (3, 13)
@@ -18,9 +19,28 @@ _COPIES = sys.version_info < (3, 13)
 def script_frames() -> Iterator[FrameType]:
     """Yield the frames of the script, innermost first."""
     for frame, _ in traceback.walk_stack(sys._getframe(1)):  # noqa: SLF001 - the documented way to the caller's variables
-        name = str(frame.f_globals.get("__name__", "")).partition(".")[0]
-        if name not in (_OWN, "runpy") and not is_library(frame.f_code.co_filename):
+        if is_scripts(frame):
             yield frame
+
+
+def is_scripts(frame: FrameType) -> bool:
+    """Return whether the frame runs code of the script."""
+    name = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+    return name != _OWN and not is_library(frame.f_code.co_filename)
+
+
+def note_loop() -> None:
+    """Note that the function with the step loop is the script's, and its package, also if that is an installed one.
+
+    A generator on the way to it, a progress bar say, is not the loop. A framework's loop has its state kept by its integration.
+    """
+    for frame, _ in traceback.walk_stack(sys._getframe(1)):  # noqa: SLF001 - as above
+        module = str(frame.f_globals.get("__name__", ""))
+        if module.startswith(f"{_OWN}.integrations."):
+            return
+        if module.partition(".")[0] != _OWN and not frame.f_code.co_flags & CO_GENERATOR:
+            note_file(Path(frame.f_code.co_filename))
+            return
 
 
 def is_function(frame: FrameType) -> bool:

@@ -1,6 +1,5 @@
 """Where the script has variables: in functions, modules, objects and dicts of its own."""
 
-import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
 from types import BuiltinFunctionType, CellType, FrameType, FunctionType, MethodType, ModuleType
@@ -8,11 +7,11 @@ from typing import Any
 
 from torch import nn
 
-from deadpool_run.worker.process.blame import is_library
+from deadpool_run.worker.process.script_files import own_modules
 from deadpool_run.worker.variables.frames import is_function, local_variables, script_frames, set_local_variables
-from deadpool_run.worker.variables.values import OpaqueError, ValueWriter, is_own
+from deadpool_run.worker.variables.own_objects import attributes_of, has_slots, is_own, set_attributes
+from deadpool_run.worker.variables.values import OpaqueError, ValueWriter
 
-_OWN = __package__.partition(".")[0]
 _MOST_KEYS = 256
 """A dict or a list with more is one value, not a scope."""
 _MOST_SCOPES = 4096
@@ -37,23 +36,13 @@ class Scope:
         self.remove = remove
 
 
-def own_modules() -> dict[str, dict[str, Any]]:
-    """Return the globals of the script and of its own modules, by module."""
-    found = {}
-    for name, module in list(sys.modules.items()):
-        file = getattr(module, "__file__", None) or ""
-        if name.partition(".")[0] != _OWN and file.endswith(".py") and not is_library(file):
-            found[name] = vars(module)
-    return found
-
-
 class Scopes:
     """All scopes, found once: those of objects that the script makes later are parts of values."""
 
     def __init__(self, excluded: Collection[int], modules: Iterable[tuple[str, nn.Module]]) -> None:
         """`excluded` are identities of objects that are kept otherwise; `modules` are those whose plain attributes are kept."""
         self._excluded = excluded
-        sources = own_modules()
+        sources = {name: vars(module) for name, module, _ in own_modules()}
         for frame in script_frames():
             sources.setdefault(str(frame.f_globals.get("__name__", "")), frame.f_globals)
         self.modules = frozenset(sources)
@@ -114,11 +103,10 @@ class Scopes:
                 if is_own(type(part), self.modules):
                     self._look(f"{name}[{index}]", part)
         elif kind is type and value.__module__ in self.modules:
-            self._objects[id(value)] = (name, value)
-            self._by_name[name] = value
-            self._add(Scope(name, _Variables(vars(value)), partial(_set_attributes, value)))
-        elif is_own(kind, self.modules) and type(vars(value)) is dict:
-            self._add_object(name, value, vars(value))
+            self._add_named(name, value)
+            self._add(Scope(name, _Variables(vars(value)), partial(_set_of_class, value)))
+        elif is_own(kind, self.modules):
+            self._add_own(name, value)
 
     def _is_plain(self, value: dict[str, Any]) -> bool:
         try:
@@ -127,10 +115,27 @@ class Scopes:
             return False
         return True
 
+    def _add_own(self, name: str, value: Any) -> None:
+        if has_slots(type(value)):
+            self._add_named(name, value)
+            self._add(
+                Scope(
+                    name,
+                    partial(attributes_of, value),
+                    partial(set_attributes, value),
+                    partial(object.__delattr__, value),
+                )
+            )
+        elif type(vars(value)) is dict:
+            self._add_object(name, value, vars(value))
+
     def _add_object(self, name: str, value: Any, content: dict[str, Any]) -> None:
+        self._add_named(name, value)
+        self._add(Scope(name, partial(_with_names, content), content.update, content.pop))
+
+    def _add_named(self, name: str, value: Any) -> None:
         self._objects[id(value)] = (name, value)
         self._by_name[name] = value
-        self._add(Scope(name, partial(_with_names, content), content.update, content.pop))
 
     def _look_into(self, name: str, function: Any) -> None:
         """Find what a function of the script's shares with the one around it, and the object of a method."""
@@ -181,7 +186,7 @@ def _with_names(content: Mapping[Any, Any]) -> dict[str, Any]:
     return {key: value for key, value in list(content.items()) if type(key) is str}
 
 
-def _set_attributes(kind: type, values: Mapping[str, Any]) -> None:
+def _set_of_class(kind: type, values: Mapping[str, Any]) -> None:
     for name, value in values.items():
         setattr(kind, name, value)
 

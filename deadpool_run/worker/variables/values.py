@@ -5,21 +5,19 @@ identity, which two variables may share: those that were there when the loop beg
 rank (`Objects`), others by number within what is written together.
 """
 
-import enum
 import math
 import random
 import sys
-from argparse import Namespace
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable
 from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch import Tensor
 
 from deadpool_run.worker.codec import raw_bytes
+from deadpool_run.worker.variables.own_objects import attributes_of, is_own, set_attributes
 
 _PLAIN = frozenset({type(None), bool, float, str, bytes})
 _DICTS = {each.__name__: each for each in (dict, OrderedDict, Counter, defaultdict)}
@@ -31,24 +29,6 @@ _MOST_BYTES = 64 << 10
 """So many bytes are kept of the tensors, arrays and strings of one variable."""
 _DEEPEST = 20
 _MAKERS: tuple[Any, ...] = (object.__new__, SimpleNamespace.__new__)
-_WITH_OTHER_STATE = (
-    nn.Module,
-    Optimizer,
-    Tensor,
-    BaseException,
-    enum.Enum,
-    type,
-    dict,
-    list,
-    tuple,
-    set,
-    frozenset,
-    deque,
-    str,
-    bytes,
-    int,
-    float,
-)
 
 
 class OpaqueError(Exception):
@@ -57,16 +37,6 @@ class OpaqueError(Exception):
 
 class TooLargeError(OpaqueError):
     """A value of plain parts that are too many."""
-
-
-def is_own(kind: type, modules: Collection[str]) -> bool:
-    """Return whether a class is of one of these modules, and all its state is in the `__dict__` of its objects."""
-    return kind in (Namespace, SimpleNamespace) or (
-        kind.__module__ in modules
-        and not issubclass(kind, _WITH_OTHER_STATE)
-        and kind.__reduce_ex__ is object.__reduce_ex__
-        and not any("__slots__" in vars(base) for base in kind.__mro__[:-1])
-    )
 
 
 class Objects:
@@ -212,7 +182,7 @@ class ValueWriter:
             if issubclass(kind, tuple) and hasattr(kind, "_fields"):
                 return ["named", kind.__module__, kind.__qualname__, self._all(value)]
             if is_own(kind, self._own) and kind.__new__ in _MAKERS:
-                attributes = vars(value)
+                attributes = attributes_of(value)
                 return ["object", kind.__module__, kind.__qualname__, list(attributes), self._all(attributes.values())]
             return self._generator(kind, value)
         finally:
@@ -284,7 +254,7 @@ class ValueReader:
                 return tuple.__new__(_class(*parts[:2]), map(self.read, parts[2]))
         kind = _class(*parts[:2])
         made = kind.__new__(kind)
-        vars(made).update(zip(parts[2], map(self.read, parts[3]), strict=True))
+        set_attributes(made, dict(zip(parts[2], map(self.read, parts[3]), strict=True)))
         return made
 
     def _sequence(self, kind: Any, parts: list[Any], into: Any) -> Any:

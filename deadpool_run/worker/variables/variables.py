@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 from torch import Tensor, nn
 
+from deadpool_run.worker.variables.frames import note_loop
 from deadpool_run.worker.variables.scopes import Scope, Scopes
 from deadpool_run.worker.variables.values import (
     MOST_VALUES,
@@ -76,6 +77,7 @@ class Variables:
 
         `excluded` are identities of objects that are kept otherwise; of `modules`, by name, the plain attributes are kept.
         """
+        note_loop()
         self._scopes = Scopes(excluded, modules)
         self._objects = Objects()
         self._before = {

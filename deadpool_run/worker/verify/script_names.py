@@ -4,12 +4,12 @@ import sys
 import traceback
 import warnings
 from collections.abc import Iterator, Mapping
-from types import FrameType, FunctionType
+from types import FunctionType
 from typing import Any
 
 from torch import nn
 
-_OWN = __package__.partition(".")[0]
+from deadpool_run.worker.variables.frames import is_scripts, script_frames
 
 
 def path_to(obj: object) -> str:
@@ -17,31 +17,21 @@ def path_to(obj: object) -> str:
 
     For a module inside another one, the outermost is named, because scripts protect that.
     """
-    paths = [path for frame in _frames() for path in _paths(frame.f_locals, obj)]
+    paths = [path for frame in script_frames() for path in _paths(frame.f_locals, obj)]
     return min(paths, key=lambda path: (path.count("."), len(path)), default="")
 
 
 def current_line() -> str:
     """Return the script's running line as file:number; an empty string outside of the script."""
-    frame = next(_frames(), None)
+    frame = next(script_frames(), None)
     return "" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
 def warn(text: str) -> None:
     """Warn at the script's running line."""
     stack = enumerate(traceback.walk_stack(sys._getframe()), 1)  # noqa: SLF001 - as below
-    level = next((level for level, (frame, _) in stack if _is_scripts(frame)), 1)
+    level = next((level for level, (frame, _) in stack if is_scripts(frame)), 1)
     warnings.warn(text, RuntimeWarning, stacklevel=level)
-
-
-def _frames() -> Iterator[FrameType]:
-    for frame, _ in traceback.walk_stack(sys._getframe()):  # noqa: SLF001 - the documented way to the caller's variables
-        if _is_scripts(frame):
-            yield frame
-
-
-def _is_scripts(frame: FrameType) -> bool:
-    return str(frame.f_globals.get("__name__", "")).partition(".")[0] not in (_OWN, "torch", "runpy")
 
 
 def _paths(variables: Mapping[str, Any], obj: object) -> Iterator[str]:

@@ -263,19 +263,16 @@ def _(job):
     return {"model": model, "optimizer": optimizer}, step
 
 
-class Average:
-    """An object whose attributes snapshots do not keep, because it has slots."""
+class Average(dict):
+    """A dict of a kind that snapshots do not keep."""
 
-    __slots__ = ("value",)
-
-    def __init__(self):
-        self.value = 1.0
+    value = property(lambda self: self.get("value", 1.0))
 
     def add(self, value):
-        self.value = 0.9 * self.value + 0.1 * value
+        self["value"] = 0.9 * self.value + 0.1 * value
 
 
-@breach("an average in an object with slots scales the loss")
+@breach("an average in a subclass of dict scales the loss")
 def _(job):
     model = DistributedDataParallel(net())
     optimizer = adam(model)
@@ -291,7 +288,7 @@ def _(job):
     return {"model": model, "optimizer": optimizer}, step
 
 
-@breach("an average in an object with slots sets the rate, and gradients are accumulated over three steps")
+@breach("an average in a subclass of dict sets the rate, and gradients are accumulated over three steps")
 def _(job):
     model = DistributedDataParallel(net())
     optimizer = adam(model)

@@ -40,7 +40,7 @@ def in_variables(rank, _size):
     return Loop({"model": model, "optimizer": optimizer}, step, blocks_of(model), optimizer)
 
 
-@dataclass
+@dataclass(slots=True)
 class Tracker:
     """As scripts have them: a thing that remembers."""
 

@@ -12,7 +12,8 @@ from torch.utils.data import DataLoader
 
 from deadpool_run.errors import Blame, ProtocolError, RefusedError, ScriptError, SnapshotError, StepAborted
 from deadpool_run.worker.loop.batches import Batches
-from deadpool_run.worker.process.blame import _PASS_ON, blame, is_library, refusal
+from deadpool_run.worker.process.blame import _PASS_ON, blame, refusal
+from deadpool_run.worker.process.script_files import is_library
 from deadpool_run.worker.state import hooks
 
 

@@ -30,6 +30,28 @@ class Record:
     losses: list
 
 
+@dataclasses.dataclass(slots=True)
+class Progress:
+    step: int = 0
+    best: float = 0.0
+
+
+@dataclasses.dataclass(slots=True, frozen=True)
+class Mark:
+    step: int
+
+
+class Hidden:
+    __slots__ = ("__dict__", "__n", "__weakref__")
+
+    def __init__(self):
+        self.__n, self.also = 0, 0
+
+    def bump(self):
+        self.__n, self.also = self.__n + 1, self.also + 1
+        return self.__n, self.also
+
+
 class Tracker:
     made = 0
 
@@ -70,10 +92,15 @@ def script(variables, *, until, and_then, taken):
     bump = counter()
     queues, nested = [[], []], {"inner": {"rate": 1.0}}
     queue, inner, made_later, also = queues[0], nested["inner"], None, None
+    progress, marks, hidden = Progress(), [], Hidden()
     variables.begin()
     for step in range(until + and_then):
         if step == until:
             taken.append(variables.take())
+        progress.step += 1
+        progress.best = 1 / (step + 1)
+        marks.append(Mark(step))
+        hidden.bump()
         number += 1
         text += "x"
         nothing = number if step % 2 else None
@@ -140,7 +167,7 @@ def script(variables, *, until, and_then, taken):
     assert queue is queues[0]
     assert inner is nested["inner"]
     assert also is made_later
-    state += (queues, nested, also)
+    state += (queues, nested, also, progress, marks, hidden.bump())
     return state
 
 

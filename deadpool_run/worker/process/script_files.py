@@ -1,0 +1,67 @@
+"""Which files are the script's own: what is neither a library nor part of this package. Imports nothing of torch."""
+
+import contextlib
+import importlib.util
+import runpy
+import sys
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+_OWN = __package__.partition(".")[0]
+_NEVER_SCRIPTS = (_OWN, "torch")
+_LIBRARIES = tuple({f"{each}/" for path in sysconfig.get_paths().values() for each in (path, Path(path).resolve())})
+"""A prefix may be a link: files are named by either path."""
+
+_installed: set[str] = set()
+"""Files of the script, and folders of its packages: they are the script's also where they are installed as a library is."""
+
+
+def note_script(mode: str, target: str) -> None:
+    """Note what this process runs: a file, or in the mode "module" a module by name. A package belongs to the script as a whole."""
+    for place in _places_of_module(target.partition(".")[0]) if mode == "module" else [Path(target).absolute()]:
+        note_file(place)
+
+
+def note_file(file: Path) -> None:
+    """Note that the file, or folder, and the package around it are the script's, if they are installed."""
+    if not is_library(f"{file}/"):
+        return
+    while (file.parent / "__init__.py").exists():
+        file = file.parent
+    if file.name not in _NEVER_SCRIPTS:
+        _installed.update(f"{path}/" if path.is_dir() else str(path) for path in (file, file.resolve()))
+
+
+def is_library(name: str) -> bool:
+    """Return whether the file belongs to neither the script nor us: installed, frozen, or compiled from a string."""
+    if _installed and name.startswith(tuple(_installed)):
+        return False
+    return (
+        name.startswith((*_LIBRARIES, "<"))
+        or "site-packages" in name
+        or "dist-packages" in name
+        or name == runpy.__file__
+    )
+
+
+def own_modules() -> Iterator[tuple[str, ModuleType, Path]]:
+    """Yield name, module and file of the script's imported modules, itself included. Compiled modules are none.
+
+    A file may be named by a link, from or to a library's folder: then it is the library's.
+    """
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None) or ""
+        if file.endswith(".py") and name.partition(".")[0] != _OWN and not is_library(file):
+            where = Path(file).resolve()
+            if not is_library(str(where)):
+                yield name, module, where
+
+
+def _places_of_module(name: str) -> list[Path]:
+    with contextlib.suppress(ImportError, ValueError):  # to run it will say why
+        spec = importlib.util.find_spec(name)
+        if spec is not None:
+            return [Path(each) for each in spec.submodule_search_locations or filter(None, [spec.origin])]
+    return []
