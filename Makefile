@@ -71,7 +71,7 @@ test-torch-api: $(STAMP)  ## look up the private names that we use in every supp
 	$(BIN)/python -m pytest tests/worker/compat/test_torch_names.py
 
 test-long: $(STAMP)  ## run the long tests that `make test` skips
-	$(BIN)/python -m pytest -m 'slow and not frameworks' $(LONG)
+	$(BIN)/python -m pytest -m 'slow and not slurm and not frameworks' -n $(JOBS) --dist loadgroup $(LONG)
 
 $(FRAMEWORKS): $(STAMP)
 	$(BIN)/python -m pip install --quiet --retries 1 -c $(CONSTRAINTS) -e '.[dev,huggingface,lightning]'
