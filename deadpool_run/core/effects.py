@@ -43,11 +43,15 @@ class AssignRank(_ToWorker):
 
 
 class PrepareSpare(_ToWorker):
-    """Have a parked spare rehearse as this rank of its node ahead of need, then report `SparePrepared`."""
+    """Have a parked spare rehearse as this rank ahead of need, then report `SparePrepared`.
+
+    `transcript_from` is the rank's node, where the spare's own node has no ranks; else None.
+    """
 
     rank: Rank
     epoch: Epoch
     local_rank: int
+    transcript_from: NodeId | None = None
 
 
 class AbortStep(_ToWorker):

@@ -72,7 +72,10 @@ def replacements(state: State, vacant: list[Seat]) -> list[Seating]:
         if together is None:
             alone += seats
             continue
-        for seat, member in zip(seats, together, strict=False):
+        rehearsed = {member.prepared for member in together}
+        for seat in sorted(seats, key=lambda seat: seat.rank not in rehearsed):
+            member = _first(together, seat)
+            together.remove(member)
             ready.take(seat, member)
     for seat in alone:
         if (nearest := ready.nearest(seat)) is not None:
@@ -106,19 +109,24 @@ class _Ready:
     def room(self, seats: list[Seat]) -> list[Member] | None:
         """Return the workers of the best node that has one for each rank; None if there is none."""
         fitting = [node for node, free in self._free.items() if len(free) >= len(seats)]
-        best = min(fitting, key=lambda node: self._preference(seats[0], node), default=None)
+        best = min(fitting, key=lambda node: self._preference(seats, node), default=None)
         return None if best is None else list(self._free[best])
 
     def nearest(self, seat: Seat) -> Member | None:
         """Return the nearest worker for the rank, of several the oldest; None if there is none."""
         firsts = [_first(free, seat) for free in self._free.values()]
-        return min(firsts, key=lambda each: (self._distance(seat, each.node), each.worker), default=None)
+        return min(
+            firsts,
+            key=lambda each: (self._distance(seat, each.node), each.prepared != seat.rank, each.worker),
+            default=None,
+        )
 
-    def _preference(self, seat: Seat, node: NodeId) -> tuple[int, bool, int, int]:
+    def _preference(self, seats: list[Seat], node: NodeId) -> tuple[int, int, bool, int, int]:
         """Return the sort key of a node for ranks that lived together: the least is best."""
         held = len(self._state.ranks_on(node))
         is_busy = node in self._local_ranks
-        return self._distance(seat, node), is_busy, held, self._state.nodes[node].arrival
+        rehearsed = {seat.rank for seat in seats} & {member.prepared for member in self._free[node]}
+        return self._distance(seats[0], node), -len(rehearsed), is_busy, held, self._state.nodes[node].arrival
 
     def _distance(self, seat: Seat, node: NodeId) -> int:
         """Return 0 for the rank's own node, 1 for its failure domain, 2 for any other; 3 more for a failing place."""

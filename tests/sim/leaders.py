@@ -315,6 +315,7 @@ def leaders_simulation(seed: int, kinds: tuple[str, ...] = KINDS, *, durable: bo
         join_timeout_s=30.0,
         max_restarts=3,
         durable=durable,
+        hot_spares=random.Random(f"hot {seed}").random() < 0.3,  # the rest of the story is the same without
     )
     delay = rng.choice((0.0, 0.02, 0.5))
     return Cluster(seed, settings, planned(rng, kinds), steps=rng.choice((40, 120)), log_delay_s=delay)

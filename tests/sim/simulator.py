@@ -428,6 +428,7 @@ def nodes_simulation(seed: int, kinds: tuple[str, ...] = NODE_KINDS, *, durable:
         calm_s=1.0,
         capture_interval=rng.choice((1, 1, 2)),
         durable=durable,
+        hot_spares=random.Random(f"hot {seed}").random() < 0.3,  # as below
     )
     job = Simulation(seed, settings, planned(rng, kinds), steps=rng.choice((20, 60)))
     job.storage.slowest_s = 1.5 if _AT_ONCE in kinds else 0.15

@@ -168,6 +168,17 @@ class Worker:
     def _prepare(self, order: do.PrepareSpare) -> None:
         assert self.mode is Mode.PARKED, f"told to rehearse ahead of need while {self.mode}"
         self.mode, self.prepared = Mode.PREPARING, order.rank
+        source = order.transcript_from
+        if source is None:
+            self._rehearse_ahead()
+        else:
+            self.then(0.1, lambda: self._rehearse_ahead() if self._can_reach(source) else self._stay_parked(order))
+
+    def _stay_parked(self, order: do.PrepareSpare) -> None:
+        self.mode, self.prepared = Mode.PARKED, None
+        self.say(ev.FetchFailed(self.number, order.epoch, order.transcript_from, "no answer"))
+
+    def _rehearse_ahead(self) -> None:
         if (chance := self.sim.rng.random()) < 0.1:
             self.mode = Mode.LEAVING
             refused = ev.JobRefused(self.number, "refused ahead of need", 94)

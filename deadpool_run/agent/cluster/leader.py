@@ -250,7 +250,7 @@ class Leader:
             case do.AssignRank():
                 self._store.when_fresh(lambda: self._assign(effect))
                 self._ranks_moved = True
-            case do.ResumeFrom(source=source):
+            case do.ResumeFrom(source=source) | do.PrepareSpare(transcript_from=source):
                 self._to_worker(effect, source)
             case _:
                 self._to_worker(effect)

@@ -14,6 +14,7 @@ from deadpool_run.agent.checkpoint.participant import CheckpointParticipant
 from deadpool_run.agent.console import tell
 from deadpool_run.agent.node.assignment import Assignment, worker_environment
 from deadpool_run.agent.node.inventory import Inventory
+from deadpool_run.agent.node.rehearsals import Rehearsals
 from deadpool_run.agent.processes.forkserver import ForkServer
 from deadpool_run.agent.processes.workers import Workforce
 from deadpool_run.agent.records.logs import Logs
@@ -84,6 +85,7 @@ class LocalNode:
         self.suspended = False
         """Whether the workers are stopped, since no leader is heard of."""
         self._inventory = Inventory()
+        self._rehearsals = Rehearsals(vault, self._submit)
         self._safe: dict[Rank, Safe] = {}
         self._finished: dict[Rank, LoopFinished] = {}
         self.workforce = Workforce(forkserver, self._submit, vault.captured, self._captured)
@@ -120,10 +122,13 @@ class LocalNode:
             case do.StartWorker(worker):
                 workers.start(worker)
             case do.AssignRank(worker):
+                self._rehearsals.cancel(worker)
                 workers.expect_rank(worker)
                 self._seat(effect, capture_interval, source)
             case do.PrepareSpare():
-                self._prepare(effect, capture_interval)
+                self._rehearsals.order(
+                    effect, source, self.copies, lambda transcript: self._rehearse(effect, capture_interval, transcript)
+                )
             case do.AbortStep(worker) | do.SetCaptureInterval(worker) | do.ReleaseWorker(worker):
                 workers.send(worker, effect)
             case do.ReEnter(worker, epoch):
@@ -133,6 +138,7 @@ class LocalNode:
             case do.AttachGroups(worker, epoch):
                 workers.send(worker, messages.Attach(epoch, *self._moved_store()))
             case do.DismissWorker(worker):
+                self._rehearsals.cancel(worker)
                 workers.dismiss(worker, self._spec.settings.shutdown_timeout_s)
             case do.AbandonWorker(worker):
                 workers.abandon(worker)
@@ -205,11 +211,8 @@ class LocalNode:
         self._output.root_cause.assigned(order.worker, self._output.error_file(order.local_rank))
         self._send_assignment(order, capture_interval, self.vault.descriptors(order.rank))
 
-    def _prepare(self, order: do.PrepareSpare, capture_interval: int) -> None:
-        """Have the spare rehearse with the rank's transcript and scratch memory."""
-        transcript = self.vault.open_transcript(order.rank)
-        if transcript is None:
-            return  # the rank has moved, and the rehearsal is not needed
+    def _rehearse(self, order: do.PrepareSpare, capture_interval: int, transcript: int) -> None:
+        """Have the spare rehearse with this transcript, and scratch memory."""
         scratch = {
             "status_page": create_status_page(self._spec.settings.world_size),
             **{name: create_memory(f"spare-{name}") for name in ("slot0", "slot1")},

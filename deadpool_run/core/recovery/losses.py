@@ -99,6 +99,8 @@ def _describe_loss(names: Sequence[str], reasons: Sequence[str]) -> str:
 def fetch_failed(decision: Decision, event: ev.FetchFailed) -> None:
     """Try another holder of the rank's state; if there is none, the same one later, because the network may work again."""
     member = decision.state.members.get(event.worker)
+    if member is not None and member.phase is MemberPhase.PREPARING:
+        spare_pool.unfetched(decision, member, event)
     if member is None or member.rank is None or not member.replacement or decision.state.repair is None:
         return
     why = f"the state of rank {member.rank} could not be fetched from {event.source}: {event.message}"

@@ -3,6 +3,7 @@
 from collections.abc import Collection, Iterator
 
 from deadpool_run.core import effects as do
+from deadpool_run.core import events as ev
 from deadpool_run.core import places
 from deadpool_run.core.counters import LEAVING
 from deadpool_run.core.decision import Decision
@@ -49,22 +50,47 @@ def _to_look_at(decision: Decision) -> Collection[NodeId]:
 
 
 def prepare(decision: Decision) -> None:
-    """Have one spare at a time rehearse ahead of need: the others can be given a rank meanwhile."""
+    """Have one spare of each node at a time rehearse ahead of need: the others can be given a rank meanwhile."""
     state = decision.state
     if not decision.settings.hot_spares or state.unpreparable or state.phase is not JobPhase.RUNNING:
         return
-    if state.repair is not None or state.count(MemberPhase.PREPARING):
+    if state.repair is not None:
         return
-    spares = state.in_phase(MemberPhase.READY)
-    member = next((each for each in spares if each.prepared is None and state.ranks_on(each.node)), None)
-    if member is None:
+    busy = {member.node for member in state.in_phase(MemberPhase.PREPARING)}
+    for member in state.in_phase(MemberPhase.READY):
+        if member.prepared is None and member.node not in busy:
+            busy.add(member.node)
+            _prepare(decision, member)
+
+
+def _prepare(decision: Decision, member: Member) -> None:
+    """Have it rehearse as a rank of its node; in reserve, as one of another node. Each spare of a node is for another rank."""
+    state = decision.state
+    home = member.node if state.ranks_on(member.node) else _example(state, member.node)
+    if home is None:
         return
-    taken = [each.prepared for each in spares]
+    taken = [each.prepared for each in state.on_node(member.node)]
     lost = [loss.rank for incident in state.incidents for loss in incident.losses]
-    # A rank that was lost before is likely to be lost again (a bad device). Each spare is for another rank.
-    rank = min(state.ranks_on(member.node), key=lambda rank: (taken.count(rank), -lost.count(rank), rank))
+    # A rank that was lost before is likely to be lost again (a bad device).
+    rank = min(state.ranks_on(home), key=lambda rank: (taken.count(rank), -lost.count(rank), rank))
+    source = None if home == member.node else home
     decision.set_member(member.worker, prepared=rank)
-    decision.order(do.PrepareSpare(member.worker, rank, state.epoch, state.seats[rank].local_rank))
+    decision.order(do.PrepareSpare(member.worker, rank, state.epoch, state.seats[rank].local_rank, source))
+
+
+def _example(state: State, reserve: NodeId) -> NodeId | None:
+    """Return the node whose ranks a node in reserve rehearses: each reserve those of another one."""
+    homes = [node for node in state.nodes if state.ranks_on(node)]
+    reserves = [node for node in state.nodes if not state.ranks_on(node)]
+    return homes[reserves.index(reserve) % len(homes)] if homes else None
+
+
+def unfetched(decision: Decision, member: Member, event: ev.FetchFailed) -> None:
+    """Park a spare that got no transcript. If nothing is being repaired, another try would end alike."""
+    decision.set_member(member.worker, phase=MemberPhase.READY, prepared=None, since=decision.now)
+    state = decision.state
+    if event.epoch == state.epoch and state.repair is None and event.source in state.nodes:
+        unprepared(decision, f"no transcript came from {event.source}: {event.message}")
 
 
 def unprepared(decision: Decision, why: str) -> None:

@@ -206,6 +206,24 @@ class Replicator:
             after=self._cancel_fetch(rank),
         )
 
+    def fetch_transcript(self, rank: Rank, source: Peer, done: Callable[[Memory | None, str | None], None]) -> None:
+        """Fetch the transcript of a rank that is not to live here; call `done` with memory that it owns, or with the error."""
+
+        def on_end(memory: Memory | None, failure: str | None) -> None:
+            if not self._call(done, memory, failure) and memory is not None:
+                memory.close()
+
+        self._end_later(
+            FetchTask(
+                name=f"transcript-{rank}",
+                peer=source,
+                dial=self._dial,
+                act=partial(fetch_transcript, self._shared, rank, self._shared.timeline.number),
+                on_end=on_end,
+                after=None,
+            )
+        )
+
     def _fetch_transcript(self, rank: Rank, source: Peer, done: Done) -> None:
         def end(memory: Memory | None, failure: str | None) -> None:
             if memory is not None and self._fetch_tasks.get(rank) is fetch_task:
@@ -364,5 +382,9 @@ class Replicator:
 
     def _end(self, each: ReplicationLink | FetchTask[Any]) -> None:
         each.stop()
+        self._end_later(each)
+
+    def _end_later(self, each: ReplicationLink | FetchTask[Any]) -> None:
+        """Have `close` wait for a thread that ends by itself."""
         self._ending = [other for other in self._ending if other.thread.is_alive()]
         self._ending.append(each)
