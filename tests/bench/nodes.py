@@ -1,13 +1,14 @@
 """How long the world stands still when a machine is lost: deadpool-run with a node in reserve, and torchrun --nnodes=2:3.
 
-    python tests/bench/nodes.py [--losses 10] [--torchrun-losses 5] [--quick]
+    python tests/bench/nodes.py [--losses 10] [--torchrun-losses 5] [--spare-mode warm] [--quick]
 
 Three network namespaces are the machines; two of them hold ranks. A machine's power goes (SIGKILL of all that it runs: its
 connections are closed, which proves nothing), its agent alone (its fork server tells the others), or its link (every packet is
 dropped). Power and link are found by silence, after --node-timeout. The time runs from
 just before that to the end of the first step that every rank has completed afterwards. Then a fresh agent is started on the
 lost machine, which becomes the next one in reserve. Any machine with ranks may be hit, also the one that leads; torchrun's
-first one never is, since its loss ends the job there. torchrun's script writes a checkpoint after every step.
+first one never is, since its loss ends the job there. With --spare-mode hot it is the machine whose rank the one in reserve has
+rehearsed. torchrun's script writes a checkpoint after every step.
 """
 
 import argparse
@@ -69,6 +70,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--size", default="small", help="of recipes/gpt; small is 38 MiB with its optimizer's state")
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--spare-mode", choices=("warm", "hot"), default="warm", help="of the machine in reserve")
     parser.add_argument("--quick", action="store_true", help="2 losses of each kind, 1 under torchrun")
     args = parser.parse_args()
     if args.quick:
@@ -95,7 +97,7 @@ def deadpool(args: argparse.Namespace, home: Path, hosts: Hosts, nproc: int, *sc
                 home / "run",
             ),
             *("--nnodes", len(hosts.names), "--spares", f"{spares}n", "--nproc-per-node", nproc),
-            *("--rdzv-endpoint", endpoint, "--node-timeout", args.node_timeout),
+            *("--rdzv-endpoint", endpoint, "--node-timeout", args.node_timeout, "--spare-mode", args.spare_mode),
             *(GPT, "--size", args.size, "--batch", args.batch, "--steps", FOREVER, *script),
             *("--step-log", home / "steps", "--digest-dir", home / "digests"),
         )
@@ -105,14 +107,14 @@ def deadpool(args: argparse.Namespace, home: Path, hosts: Hosts, nproc: int, *sc
     return Fleet(home, hosts, ranks, command, f"{hosts.addresses[0]}:{PORT}", token)
 
 
-def is_calm(run: Fleet, since: int) -> bool:
+def is_calm(run: Fleet, since: int, *, hot: bool) -> bool:
     """Whether all machines are there, one of them ready in reserve, and all copies made; `since` steps were done then."""
     status = run.status()
     return bool(
         status
         and status["phase"] == "running"
         and len(status["nodes"]) == HOSTS
-        and sum(spare["phase"] == "ready" for spare in status["spares"]) >= 1
+        and any(spare["phase"] == "ready" and (spare["prepared"] is not None or not hot) for spare in status["spares"])
         and status["exposed_ms"] is None
         and run.completed() >= since + 5
     )
@@ -124,7 +126,8 @@ def lose_one(run: Fleet, hosts: Hosts, kind: str, dice: random.Random) -> Loss:
     reported = {incident["epoch"] for incident in run.incidents()}
     pids = [run.last(rank).pid for rank in range(RANKS)]
     time.sleep(dice.uniform(0.0, 0.3))  # the random moment itself, not a wait for anything
-    rank = dice.randrange(RANKS)
+    rehearsed = [spare["prepared"] for spare in before["spares"] if spare["prepared"] is not None]
+    rank = rehearsed[0] if rehearsed else dice.randrange(RANKS)
     host = run.host_of(pids[rank])
     led = before["coordinator"]["node"].partition("~")[0] == f"h{host}"
     if kind == "power":
@@ -183,11 +186,11 @@ def _parts(incident: dict[str, Any]) -> tuple[float, ...]:
 
 
 def lose_often(args: argparse.Namespace, home: Path, hosts: Hosts, kind: str) -> list[Loss]:
-    dice, found = random.Random(args.seed), []
+    dice, found, hot = random.Random(args.seed), [], args.spare_mode == "hot"
     with deadpool(args, home, hosts, 1) as run:
         since = 0
         for _ in range(args.losses):
-            run.wait("all was calm", lambda since=since: is_calm(run, since), BOUND_S, STATUS_S)
+            run.wait("all was calm", lambda since=since: is_calm(run, since, hot=hot), BOUND_S, STATUS_S)
             found.append(lose_one(run, hosts, kind, dice))
             since = run.completed()
             print(f"  {kind}: {1e3 * found[-1].total_s:.0f} ms{', it led' if found[-1].led else ''}", flush=True)

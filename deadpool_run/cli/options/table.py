@@ -17,7 +17,7 @@ _SPARES = group(
     Option(
         "spare_mode",
         "warm|hot",
-        "warm: spares have imported torch and the --preload modules. hot: spares have also rehearsed the script as one rank of their machine, so their model is built and compiled.",
+        "warm: spares have imported torch and the --preload modules. hot: spares have also rehearsed the script as one rank, of their machine or, on a machine in reserve, of another, so their model is built and compiled.",
         default="warm",
     ),
     Option(
