@@ -11,7 +11,7 @@ import sys
 import time
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parent)]
+sys.path[:0] = [str(Path(__file__).parent), *map(str, Path(__file__).parents[1:3])]
 
 from stories import KINDS, tell
 

@@ -5,9 +5,12 @@
 
 import os
 import secrets
+import subprocess
+import sys
 from contextlib import contextmanager
 
 import pytest
+import search_shells
 from stories import BOUND_S, KINDS, Story, T, settings, tell
 from surroundings import simulated
 
@@ -55,6 +58,14 @@ def test_long_swarm_of_stories(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_same_seed_is_the_same_story(kind):
     assert tell(3, kind) == tell(3, kind)
+
+
+def test_the_search_runs_as_make_starts_it():
+    """Without what pytest adds to the path of modules."""
+    command = [sys.executable, search_shells.__file__, "--seed", "3", "--kind", KINDS[0]]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.endswith("1 stories of agents, 0 failures\n")
 
 
 @pytest.mark.parametrize("seed", [67, 76])
