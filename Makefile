@@ -87,8 +87,10 @@ matrix: $(STAMP)  ## kill a rank in each phase of each training loop: writes doc
 	  --matrix docs/compatibility.md --contract docs/compatibility.md
 
 search: $(STAMP)  ## random loops, layouts and faults for MINUTES=10; SEED=n repeats a failure
-	$(if $(SEED),,$(BIN)/python tests/sim/shells/search_shells.py --minutes $(MINUTES)e-1)
-	$(BIN)/python tests/search/search.py --at-once $(JOBS) $(if $(SEED),--seed $(SEED),--minutes $(MINUTES))
+	failed=0; \
+	$(if $(SEED),,$(BIN)/python tests/sim/shells/search_shells.py --minutes $(MINUTES)e-1 || failed=1;) \
+	$(BIN)/python tests/search/search.py --at-once $(JOBS) $(if $(SEED),--seed $(SEED),--minutes $(MINUTES)) || failed=1; \
+	exit $$failed
 
 test-slurm: $(STAMP)  ## test on a real Slurm with simulated nodes; installs slurm-wlm if it may
 	tests/slurm/install.sh
