@@ -52,6 +52,7 @@ def follower(  # noqa: PLR0913 - as above
         term,
         promised=term,
         seen=term,
+        looked_at=asked_at,
         failure_domains={me: failure_domain},
         claims=claims,
     )
@@ -75,9 +76,9 @@ def next_deadline(agent: el.Agent) -> float | None:
     if agent.role is _R.FENCED:
         return None
     due = [quorum.fence_at(agent)]
-    # A pause shows in what comes late, so who has no earlier deadline looks often.
-    look_at = agent.looked_at + quorum.PAUSE * agent.timeout_s
-    due.append(look_at if agent.suspended else quorum.governed_at(agent) + quorum.SUSPEND * agent.timeout_s)
+    due += [] if agent.suspended else [quorum.governed_at(agent) + quorum.SUSPEND * agent.timeout_s]
+    if agent.role is not _R.LEADER or agent.answered_at:  # a pause shows in what comes late, so it looks often
+        due.append(agent.looked_at + quorum.PAUSE * agent.timeout_s)
     again = agent.asked_at + quorum.ASK_AGAIN * agent.timeout_s
     match agent.role:
         case _R.FOLLOWER:
@@ -91,7 +92,6 @@ def next_deadline(agent: el.Agent) -> float | None:
             until = quorum.authority_until(agent)
             silent_at = min(agent.answered_at.values(), default=el.FOREVER) + agent.timeout_s
             due += [until] if agent.lapsed_at is None else [max(quorum.claim_at(agent), again)]
-            due += [look_at] if agent.answered_at else []  # it blames nobody for what it did not hear itself
             due += [silent_at] if agent.looked_at < silent_at < until - quorum.BLAME * agent.timeout_s else []
     first = min(due)
     return None if first == el.FOREVER else first

@@ -233,7 +233,7 @@ def test_whoever_is_given_up_is_fenced_and_whoever_is_superseded_follows_with_it
 
 def test_a_paused_agent_counts_from_when_it_wakes():
     agent, now = follower("a", "h", "a", "b"), 100.0 + 10 * T
-    agent, outputs = step(agent, el.Tick(), now=now)
+    agent, outputs = step(agent, el.Tick(), now=now, awake=False)
     assert outputs == [el.SuspendWorkers()]
     assert until(agent, now, ROLE.PRECANDIDATE)[1] == now + T / 2, "the leader may have been paused, too"
     assert until(agent, now, ROLE.FENCED)[1] >= now + 4 * T

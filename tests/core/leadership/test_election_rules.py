@@ -1,5 +1,6 @@
 """Rules of the election that the search asked for, one by one."""
 
+import pytest
 from election_steps import step
 
 from deadpool_run.core.leadership import election, quorum
@@ -44,14 +45,24 @@ def test_a_node_whose_workers_are_stopped_notices_a_pause_whenever_it_ends():
     stopped, outputs = step(follower("c", configuration("h", "a", "b")), el.Tick(), now=100.0 + 0.9 * T)
     assert outputs == [el.SuspendWorkers()]
     for end in (2.0, 3.9, 4.0, 4.1, 4.24, 4.26, 9.0):
-        woken, outputs = step(stopped, el.Tick(), now=100.0 + end * T)
+        woken, outputs = step(stopped, el.Tick(), now=100.0 + end * T, awake=False)
         assert (woken.role, outputs) == (el.ElectionRole.FOLLOWER, [])
         assert woken.woken_at == 100.0 + end * T
 
 
+@pytest.mark.parametrize("voters", ["ahb", "hb"])
+@pytest.mark.parametrize("end", [0.51, 0.85, 0.95, 1.0, 1.14, 1.2, 5.0])
+def test_a_node_at_work_notices_a_pause_whenever_it_ends(end, voters):
+    """Its next deadline was 0.9 timeouts after the last heartbeat: all paused for longer, it was elected as soon as it woke."""
+    now = 100.0 + end * T
+    agent, outputs = step(follower("a", configuration(*voters)), el.Tick(), now=now, awake=False)
+    assert agent.woken_at == now
+    assert (agent.role, outputs) == (el.ElectionRole.FOLLOWER, [el.SuspendWorkers()] if end > 0.9 else [])
+
+
 def test_a_leader_that_was_paused_gives_up_no_node_whose_answer_comes_second():
     agent, now = leader("a", "b"), 100.0 + 1.1 * T
-    agent, outputs = step(agent, answers(agent, "a", sent_at=now), now=now)
+    agent, outputs = step(agent, answers(agent, "a", sent_at=now), now=now, awake=False)
     assert not [output for output in outputs if isinstance(output, el.LoseNode)]
     agent, outputs = step(agent, answers(agent, "b", sent_at=now), now=now + 0.1)
     assert set(agent.answered_at) == {"a", "b"}

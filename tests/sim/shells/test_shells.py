@@ -84,6 +84,11 @@ def test_a_leader_that_had_no_authority_loses_no_node_that_told_it_meanwhile():
     run(308484255, "wild")
 
 
+def test_a_pause_of_all_machines_costs_no_leader_that_was_out_of_reach_for_a_moment_before():
+    """Its voters did not notice a pause that ended a little after their next deadline, and elected another one."""
+    run(1670546040, "calm")
+
+
 def test_a_link_that_is_cut_for_a_moment_does_not_cost_the_only_copy_of_a_rank():
     """The replacement could not reach the copy, and the job stopped."""
     run(4188607034, "hard")
