@@ -24,7 +24,6 @@ from deadpool_run.worker.loop.updates import Updates
 from deadpool_run.worker.process import rehearsal_output
 from deadpool_run.worker.process.session import Session
 from deadpool_run.worker.state.redundancy import replica_leader
-from deadpool_run.worker.variables.values import MOST_VALUES
 from deadpool_run.worker.verify.agreement import any_rank
 from deadpool_run.worker.verify.coverage import Coverage, is_sampled
 from deadpool_run.worker.verify.script_names import warn
@@ -58,6 +57,8 @@ class LoopMember(RepairParticipant):
         session.loss_pending, session.report_and_wait = self.loss_pending, self.report_and_wait
         self.registry.hold = self._hold
         self.registry.verify = verify
+        if verify:
+            self.snapshots.variables.refuse = self._refuse_lost
         self._updates = Updates(self._before_optimizer)
 
     # --- steps ---------------------------------------------------------------------------------------------------
@@ -202,6 +203,7 @@ class LoopMember(RepairParticipant):
             updated = any_rank(self._updates.begun or not self._optimizers)
         if self.registry.step_failed:
             return False
+        self.snapshots.variables.put_back()
         self.trial.conclude(updated=updated)
         return True
 
@@ -256,12 +258,18 @@ class LoopMember(RepairParticipant):
             self._seal()
 
     def _report_large_variables(self) -> None:
-        names, self.snapshots.variables.too_large = self.snapshots.variables.too_large, []
-        for name in names if self.session.rank == 0 else ():
+        names, self.snapshots.variables.too_large = self.snapshots.variables.too_large, {}
+        for name, why in names.items() if self.session.rank == 0 else ():
             warn(
-                f"{name} grows and has more values than snapshots keep of a variable ({MOST_VALUES}): a replacement for a lost "
-                "rank begins with those of its rehearsal.\nIf the weights depend on it, job.protect() an object that has it."
+                f"{name} changes, and snapshots do not keep it: {why}. After a loss, a script that reads it is refused.\n"
+                "If the weights depend on it, job.protect() an object that has it."
             )
+
+    def _refuse_lost(self, why: str) -> NoReturn:
+        """Refuse a script that uses a variable that was lost. In a step that will be repeated, that proves nothing."""
+        if self.step_failed or self.loss_pending():
+            raise StepAborted(why)
+        self.refuse(why)
 
     def _seal(self) -> None:
         """Store the transcript of set-up and the first steps, once: from now on a replacement can rehearse."""
@@ -305,7 +313,9 @@ class LoopMember(RepairParticipant):
         if self.interrupted:
             return
         self._rank_entry.phase = Phase.RESTORING
+        self.snapshots.variables.trying = True
         self.snapshots.restore(self.completed)
+        self.snapshots.variables.trying = False
         self._live = self.completed
         self._rank_entry.phase = Phase.BETWEEN
 

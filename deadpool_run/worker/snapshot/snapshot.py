@@ -143,7 +143,8 @@ class Snapshots:
             for name, module in protected.modules.items()
             for path, child in module.all_modules()
         ]
-        self.variables.begin({id(each) for each in (*roots, *optimizers, *protected.objects.values())}, modules)
+        others = [tracked.tensor for tracked in live_tensors(protected).values()]
+        self.variables.begin({id(each) for each in (*roots, *optimizers, *protected.objects.values())}, modules, others)
 
     def note_optimizer(self, optimizer: Optimizer) -> None:
         """Note that an optimizer is about to update, and so to use up the gradients of its parameters."""
@@ -342,7 +343,7 @@ class Snapshots:
             self._buffers.take(self.protected)
             self.values = self.protected.take(self._stepped)
             self.values["rng"] = take_rng()
-            self.values["variables"] = {"of the script": self.variables.take()}
+            self.values["variables"] = self.variables.take()
             self.values["keeps"] = {
                 "gradients": any(parameter.grad is not None for parameter in parameters),
                 "unequal": sorted(self.agreement.unequal),
@@ -376,7 +377,7 @@ class Snapshots:
 
     def _put_rest(self, values: dict[str, Any]) -> None:
         """Set what `Protected.put` leaves: gradients, and what is known of the script."""
-        self.variables.put(values["variables"].get("of the script", b""))
+        self.variables.put(values["variables"])
         keeps = values["keeps"]
         self.agreement.unequal.update(keeps["unequal"])
         self._writes_before_update |= keeps["early"]

@@ -102,7 +102,7 @@ class Scopes:
             for index, part in enumerate(value):
                 if is_own(type(part), self.modules):
                     self._look(f"{name}[{index}]", part)
-        elif kind is type and value.__module__ in self.modules:
+        elif isinstance(value, type) and value.__module__ in self.modules:
             self._add_named(name, value)
             self._add(Scope(name, _Variables(vars(value)), partial(_set_of_class, value)))
         elif is_own(kind, self.modules):

@@ -1,4 +1,4 @@
-"""Plain values of variables as trees that MessagePack can hold, and back. No code of the script's classes is run.
+"""Plain values of variables as trees that MessagePack can hold. No code of the script's classes is run.
 
 A number, a string or None is its own node. Any other value is a list that begins with a tag. Objects that can change have an
 identity, which two variables may share: those that were there when the loop began are known by name in every process of the
@@ -6,58 +6,87 @@ rank (`Objects`), others by number within what is written together.
 """
 
 import math
-import random
-import sys
+import weakref
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable
 from types import SimpleNamespace
 from typing import Any
 
-import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from deadpool_run.worker.codec import raw_bytes
-from deadpool_run.worker.variables.own_objects import attributes_of, is_own, set_attributes
+from deadpool_run.worker.variables import generators
+from deadpool_run.worker.variables.own_objects import attributes_of, is_own
+from deadpool_run.worker.variables.tensors import MOST_BYTES, NoRoomError, TensorCopies, TensorCopy, is_array, is_dense
+from deadpool_run.worker.variables.unkept import LostValue, why_lost
 
 _PLAIN = frozenset({type(None), bool, float, str, bytes})
-_DICTS = {each.__name__: each for each in (dict, OrderedDict, Counter, defaultdict)}
-_SEQUENCES = {each.__name__: each for each in (list, tuple, set, frozenset, deque)}
+DICTS = {each.__name__: each for each in (dict, OrderedDict, Counter, defaultdict)}
+SEQUENCES = {each.__name__: each for each in (list, tuple, set, frozenset, deque)}
+FACTORIES: dict[str, type] = {each.__name__: each for each in (list, dict, set, int, float, str, tuple)}
+"""What a `defaultdict` may make its values with, to be made again itself."""
 _INT64 = 1 << 63
 MOST_VALUES = 4096
 """So many numbers, strings and containers are kept of one variable."""
-_MOST_BYTES = 64 << 10
-"""So many bytes are kept of the tensors, arrays and strings of one variable."""
+MOST_NUMBERS = 1 << 17
+"""So many numbers are kept of a list, or another container, that has nothing else."""
+_NUMBERS = frozenset({float, int, bool, type(None)})
+_INLINE_BYTES = 16 << 10
+"""Larger tensors and arrays have a copy of their own, which is not made again before they change."""
 _DEEPEST = 20
 _MAKERS: tuple[Any, ...] = (object.__new__, SimpleNamespace.__new__)
 
 
 class OpaqueError(Exception):
-    """A value that cannot be kept: a file, an iterator, a large tensor."""
+    """A value that cannot be kept: a file, an iterator, a model."""
 
 
-class TooLargeError(OpaqueError):
+class UnkeptDataError(OpaqueError):
+    """Data that is not kept; the message says why: it is too large, say."""
+
+
+class TooLargeError(UnkeptDataError):
     """A value of plain parts that are too many."""
+
+    def __init__(self) -> None:
+        super().__init__(f"it has more than {MOST_VALUES} values (or {MOST_NUMBERS}, if all are numbers)")
 
 
 class Objects:
-    """The objects that every process of a rank has when the loop begins, by name."""
+    """The objects that every process of a rank has when the loop begins, by name. Its tensors can be freed."""
 
     def __init__(self) -> None:
         self._names: dict[int, str] = {}
-        self._objects: dict[str, Any] = {}  # keeps them alive, so that identities are not used again
+        self._objects: dict[str, Any] = {}  # keeps other objects alive, so that identities are not used again
 
     def add(self, name: str, obj: Any) -> None:
         """Note an object under a new name."""
         self._names[id(obj)] = name
-        self._objects[name] = obj
+        self._objects[name] = Held(obj)
 
     def name_of(self, obj: Any) -> str | None:
         """Return the name of an object; None if it was made later."""
-        return self._names.get(id(obj))
+        name = self._names.get(id(obj))
+        return name if name is not None and self.named(name) is obj else None
 
     def named(self, name: str) -> Any:
         """Return the object; None if this process has none of that name."""
-        return self._objects.get(name)
+        held = self._objects.get(name)
+        return None if held is None else held()
+
+
+class Held:
+    """A reference to an object: a weak one to a tensor or an array."""
+
+    __slots__ = ("_get",)
+
+    def __init__(self, obj: Any) -> None:
+        is_data = isinstance(obj, Tensor) or (is_array(obj) and obj.ndim)
+        self._get: Callable[[], Any] = weakref.ref(obj) if is_data else lambda: obj
+
+    def __call__(self) -> Any:
+        """Return the object; None if it was freed."""
+        return self._get()
 
 
 class ValueWriter:
@@ -69,16 +98,18 @@ class ValueWriter:
         scope_of: Callable[[object], str | None] = lambda _: None,
         own: Collection[str] = (),
         *,
+        copies: TensorCopies | None = None,
         noting: str = "",
     ) -> None:
         """Without `objects`, identities are not written. `scope_of` names an object whose content is written elsewhere.
 
-        `own` are the modules whose objects are written with their attributes. With `noting`, objects are added to `objects`, under
-        names that begin so.
+        `own` are the modules whose objects are written with their attributes. Large tensors become `TensorCopy`s out of `copies`.
+        With `noting`, objects are added to `objects`, under names that begin so.
         """
         self._objects = objects
         self._scope_of = scope_of
         self._own = own
+        self._copies = copies or TensorCopies()
         self._noting = noting
         self._made: dict[int, tuple[int, Any]] = {}
         """The objects that were made after the loop began, each with its number."""
@@ -137,37 +168,60 @@ class ValueWriter:
     def _content(self, kind: type, value: Any) -> Any:
         if isinstance(value, Tensor):
             return self._tensor(value)
-        numpy = sys.modules.get("numpy")
-        if numpy is not None and isinstance(value, numpy.ndarray | numpy.generic):
+        if is_array(value):
             return self._array(value)
+        if isinstance(value, LostValue):
+            raise UnkeptDataError(why_lost(value))
         return self._nested(kind, value)
 
     def _count_bytes(self, nbytes: int) -> None:
         self._bytes += nbytes
-        if self._bytes > _MOST_BYTES:
-            raise OpaqueError
+        if self._bytes > MOST_BYTES:
+            raise UnkeptDataError(f"it is larger than {MOST_BYTES >> 20} MiB")
 
     def _tensor(self, value: Tensor) -> Any:
-        plain = type(value) is Tensor and value.device.type == "cpu" and value.layout is torch.strided
-        if not plain or value.requires_grad or value.is_quantized or value.is_conj() or value.is_neg():
+        if type(value) is nn.Parameter or value.is_meta or self._copies.is_other(value):
             raise OpaqueError
+        if type(value) is not Tensor or not is_dense(value):
+            raise UnkeptDataError(f"it is a {type(value).__name__} of layout {value.layout} on {value.device}")
         self._count_bytes(value.nbytes)
-        return ["tensor", str(value.dtype).removeprefix("torch."), list(value.shape), raw_bytes(value)]
+        if value.device.type == "cpu" and value.nbytes <= _INLINE_BYTES:
+            plain = value.detach().resolve_conj().resolve_neg()
+            node: Any = ["tensor", str(value.dtype).removeprefix("torch."), list(value.shape), raw_bytes(plain)]
+        else:
+            node = ["large", str(value.device), self._copied(self._copies.of_tensor, value)]
+        if value.grad_fn is not None:
+            return ["graph", node]
+        if value.requires_grad:
+            return ["leaf", node, None if value.grad is None else self._tensor(value.grad)]
+        return node
 
     def _array(self, value: Any) -> Any:
         if value.dtype.kind not in "biufc" or type(value).__module__ != "numpy":
             raise OpaqueError
+        kind, shape = value.dtype.str, list(value.shape) if value.ndim else None
+        if value.nbytes <= _INLINE_BYTES:
+            self._count_bytes(value.nbytes)
+            return ["array", kind, shape, value.tobytes()]
+        if not value.flags.writeable or type(value).__name__ != "ndarray":
+            raise OpaqueError  # a file in memory, say
         self._count_bytes(value.nbytes)
-        return ["array", value.dtype.str, list(value.shape) if value.ndim else None, value.tobytes()]
+        return ["large array", kind, shape, self._copied(self._copies.of_array, value)]
 
-    def _nested(self, kind: type, value: Any) -> Any:
+    def _copied(self, copy: Callable[[Any], TensorCopy], value: Any) -> TensorCopy:
+        try:
+            return copy(value)
+        except NoRoomError as error:
+            raise UnkeptDataError("all large variables together are larger than 256 MiB") from error
+
+    def _nested(self, kind: type, value: Any) -> Any:  # noqa: PLR0911 - one line for each kind
         if id(value) in self._within or len(self._within) > _DEEPEST:
             raise OpaqueError
         self._within.add(id(value))
         try:
-            if kind in _SEQUENCES.values():
+            if kind in SEQUENCES.values():
                 if len(value) > MOST_VALUES:
-                    raise TooLargeError
+                    return self._numbers(kind, value)
                 most = [value.maxlen] if kind is deque else []
                 values = self._all(value)
                 return [
@@ -175,16 +229,16 @@ class ValueWriter:
                     sorted(values, key=repr) if isinstance(value, set | frozenset) else values,
                     *most,
                 ]
-            if kind in _DICTS.values():
+            if kind in DICTS.values():
                 if len(value) > MOST_VALUES:
-                    raise TooLargeError
-                return [kind.__name__, self._all(value.keys()), self._all(value.values())]
+                    return self._numbers(kind, value)
+                return [kind.__name__, self._all(value.keys()), self._all(value.values()), *_factory_of(value)]
             if issubclass(kind, tuple) and hasattr(kind, "_fields"):
                 return ["named", kind.__module__, kind.__qualname__, self._all(value)]
             if is_own(kind, self._own) and kind.__new__ in _MAKERS:
                 attributes = attributes_of(value)
                 return ["object", kind.__module__, kind.__qualname__, list(attributes), self._all(attributes.values())]
-            return self._generator(kind, value)
+            return self._generator(value)
         finally:
             self._within.discard(id(value))
 
@@ -194,88 +248,25 @@ class ValueWriter:
         except RuntimeError as error:  # another thread changed its size meanwhile
             raise OpaqueError from error
 
-    def _generator(self, kind: type, value: Any) -> Any:
-        if kind is random.Random:
-            return ["random", ValueWriter().write(value.getstate())]
-        if kind is torch.Generator and value.device.type == "cpu":
-            return ["generator", raw_bytes(value.get_state())]
-        if kind.__module__ == "numpy.random._generator":
-            return ["numpy", ValueWriter().write(value.bit_generator.state)]
-        if kind.__module__ == "numpy.random.mtrand" and hasattr(value, "get_state"):
-            return ["mtrand", ValueWriter().write(value.get_state(legacy=False))]
-        raise OpaqueError
+    def _numbers(self, kind: type, value: Any) -> Any:
+        """Write a large container of numbers, or a dict from and to numbers, at C speed."""
+        columns = [list(value), list(value.values())] if kind in DICTS.values() else [list(value)]
+        most = [value.maxlen] if kind is deque else []
+        self._values += len(value)
+        plain = all(_are_numbers(column) for column in columns)
+        if self._values > MOST_NUMBERS or self._noting or not plain:
+            raise TooLargeError
+        return [
+            kind.__name__,
+            *(sorted(each, key=repr) if kind in (set, frozenset) else each for each in columns),
+            *most,
+        ]
 
-
-class ValueReader:
-    """Makes values of nodes that were written together, in the same order."""
-
-    def __init__(self, objects: Objects | None = None, scope: Callable[[str], Any] = str) -> None:
-        """`scope` returns the object whose content is written elsewhere, by name."""
-        self._objects = objects or Objects()
-        self._scope = scope
-        self._made: dict[int, Any] = {}
-
-    def read(self, node: Any, into: Any = None) -> Any:  # noqa: PLR0911 - one line for each kind
-        """Return the value of a node. `into` is an object to fill, if it is of the same kind; then that is returned.
-
-        Raises `OpaqueError` for a class that this process does not have.
-        """
-        if not isinstance(node, list):
-            return node
-        tag, *parts = node
-        if tag == "is":
-            return self.read(parts[1], self._objects.named(parts[0]))
-        if tag == "new":
-            self._made[parts[0]] = made = self.read(parts[1])
-            return made
-        if tag == "same":
-            return self._made[parts[0]]
-        if tag in _SEQUENCES:
-            return self._sequence(_SEQUENCES[tag], parts, into)
-        if tag in _DICTS:
-            return self._dict(_DICTS[tag], parts, into)
-        if tag in _GENERATORS:
-            return _GENERATORS[tag](*map(self.read, parts), into)
-        if tag == "scope":
-            return self._scope(parts[0])
-        return self._simple(tag, parts, into)
-
-    def _simple(self, tag: str, parts: list[Any], into: Any) -> Any:
-        match tag:
-            case "int":
-                return int(parts[0])
-            case "complex":
-                return complex(*parts)
-            case "tensor":
-                return _tensor(*parts, into=into)
-            case "array":
-                return _array(*parts, into=into)
-            case "named":
-                return tuple.__new__(_class(*parts[:2]), map(self.read, parts[2]))
-        kind = _class(*parts[:2])
-        made = kind.__new__(kind)
-        set_attributes(made, dict(zip(parts[2], map(self.read, parts[3]), strict=True)))
-        return made
-
-    def _sequence(self, kind: Any, parts: list[Any], into: Any) -> Any:
-        values = [self.read(each) for each in parts[0]]
-        if kind in (tuple, frozenset):
-            return kind(values)
-        target: Any = into if type(into) is kind and (kind is not deque or into.maxlen == parts[1]) else None
-        if target is None:
-            target = deque(maxlen=parts[1]) if kind is deque else kind()
-        target.clear()
-        (target.update if kind is set else target.extend)(values)
-        return target
-
-    def _dict(self, kind: Any, parts: list[Any], into: Any) -> Any:
-        target = into if type(into) is kind else kind()
-        if kind is defaultdict and target is not into:
-            raise OpaqueError  # it makes new values with a function
-        values = dict(zip(map(self.read, parts[0]), map(self.read, parts[1]), strict=True))
-        target.clear()
-        target.update(values)
-        return target
+    def _generator(self, value: Any) -> Any:
+        found = generators.state_of(value)
+        if found is None:
+            raise OpaqueError
+        return [found[0], ValueWriter().write(found[1])]
 
 
 def differ(one: Any, other: Any) -> bool:
@@ -291,70 +282,13 @@ def differ(one: Any, other: Any) -> bool:
     return bool(one != other)
 
 
-def _tensor(dtype: str, shape: list[int], data: bytes, *, into: Any) -> Tensor:
-    kind = getattr(torch, dtype)
-    made = torch.frombuffer(bytearray(data), dtype=kind) if data else torch.empty(0, dtype=kind)
-    made = made.reshape(shape)
-    if type(into) is Tensor and (into.dtype, list(into.shape)) == (kind, shape) and not into.requires_grad:
-        return into.copy_(made)
-    return made.clone()
+def _factory_of(value: Any) -> list[str]:
+    factory = getattr(value, "default_factory", None)
+    return [name for name, kind in FACTORIES.items() if kind is factory]
 
 
-def _array(dtype: str, shape: list[int] | None, data: bytes, *, into: Any) -> Any:
-    import numpy as np  # noqa: PLC0415 - only a state that holds an array needs numpy
-
-    flat = np.frombuffer(data, dtype=np.dtype(dtype))
-    if shape is None and not isinstance(into, np.ndarray):
-        return flat[0]
-    made = flat.reshape(shape or ())
-    if type(into) is np.ndarray and (into.dtype, into.shape) == (made.dtype, made.shape) and into.flags.writeable:
-        into[...] = made
-        return into
-    return made.copy()
-
-
-def _class(module: str, name: str) -> Any:
-    found: Any = sys.modules.get(module)
-    for part in name.split("."):
-        found = getattr(found, part, None)
-    if not isinstance(found, type):
-        raise OpaqueError
-    return found
-
-
-def _random(state: Any, into: Any) -> random.Random:
-    found: random.Random = into if type(into) is random.Random else random.Random()  # noqa: S311 - the script's own
-    found.setstate(state)
-    return found
-
-
-def _torch_generator(state: bytes, into: Any) -> torch.Generator:
-    found: torch.Generator = into if type(into) is torch.Generator else torch.Generator()
-    return found.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
-
-
-def _numpy_generator(state: Any, into: Any) -> Any:
-    import numpy as np  # noqa: PLC0415 - only a state that has one needs numpy
-
-    kind = getattr(np.random, state["bit_generator"])
-    found = (
-        into if type(into) is np.random.Generator and type(into.bit_generator) is kind else np.random.Generator(kind())
-    )
-    found.bit_generator.state = state
-    return found
-
-
-def _numpy_old_generator(state: Any, into: Any) -> Any:
-    import numpy as np  # noqa: PLC0415 - only a state that has one needs numpy
-
-    found = into if type(into) is np.random.RandomState else np.random.RandomState()
-    found.set_state(state)
-    return found
-
-
-_GENERATORS: dict[str, Callable[..., Any]] = {
-    "random": _random,
-    "generator": _torch_generator,
-    "numpy": _numpy_generator,
-    "mtrand": _numpy_old_generator,
-}
+def _are_numbers(values: list[Any]) -> bool:
+    if not _NUMBERS.issuperset(map(type, values)):
+        return False
+    whole = [each for each in values if type(each) is int]
+    return not whole or (min(whole) >= -_INT64 and max(whole) < _INT64)

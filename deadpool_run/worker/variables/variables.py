@@ -4,10 +4,10 @@ Scripts carry state from step to step in variables: counters, averages, lists of
 the loop began is known on every rank, because set-up is run again by a replacement. A snapshot has what differs from that.
 """
 
-import contextlib
 import operator
+import secrets
 import weakref
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,12 +16,15 @@ from torch import Tensor, nn
 
 from deadpool_run.worker.variables.frames import note_loop
 from deadpool_run.worker.variables.scopes import Scope, Scopes
+from deadpool_run.worker.variables.tensors import TensorCopies, TensorCopy
+from deadpool_run.worker.variables.unkept import LostValue, Unkept, kept_back, raise_refused
+from deadpool_run.worker.variables.value_reader import ValueReader
 from deadpool_run.worker.variables.values import (
     MOST_VALUES,
+    Held,
     Objects,
     OpaqueError,
-    TooLargeError,
-    ValueReader,
+    UnkeptDataError,
     ValueWriter,
     differ,
 )
@@ -33,8 +36,9 @@ _LARGE = 1024
 _COUNT = 1_000_000
 """Larger numbers may be times, or bytes of memory."""
 _OPAQUE = ["opaque"]
-_TOO_LARGE = ["too large"]
+_UNKEPT = ["unkept"]
 _GONE = ["gone"]
+_LOST = "lost"
 
 Changed = dict[str, dict[str, Any]]
 """Nodes, by scope and variable."""
@@ -46,18 +50,17 @@ class _Before:
 
     node: Any
     value: Any
-    """The object, if its content can be kept; else a weak reference, or None if there can be none."""
-    parts: tuple[Any, ...] | None
+    """Returns the object, if its content can be kept; an `Unkept` of data; else a weak reference, or None if there can be none."""
+    parts: tuple[Any, ...] | None = None
     """The items of a list of plain values."""
-    size: int
 
-    def is_still(self, value: Any) -> bool:
-        """Return whether the variable surely holds what it held. Cheap: it is asked in each step."""
+    def is_still(self, value: Any, *, thorough: bool) -> bool:
+        """Return whether the variable surely holds what it held. Cheap unless `thorough`: it is asked in each step."""
         if self.node is _OPAQUE:
             return self.value is not None and self.value() is value
-        if self.node is _TOO_LARGE:
-            return _size(value) == self.size
-        return value is self.value and (type(value) in _LEAVES or _is_same(value, self.parts))
+        if self.node is _UNKEPT:
+            return bool(self.value.is_still(value, thorough=thorough))
+        return value is self.value() and (type(value) in _LEAVES or _is_same(value, self.parts))
 
 
 class Variables:
@@ -67,28 +70,51 @@ class Variables:
         self._scopes: Scopes | None = None
         self._objects = Objects()
         self._before: dict[str, dict[str, _Before]] = {}
-        self._large: dict[str, tuple[int, int]] = {}
+        self._copies = TensorCopies()
+        self._moved: set[str] = set()
+        """Variables with data that was not kept when the loop began, and has changed since."""
+        self._unkept: dict[str, Unkept] = {}
+        """Variables with data that the last snapshot does not hold, as they were then."""
+        self._earlier: dict[str, Unkept] = {}
+        """As `_unkept`, of the snapshot before."""
+        self._taken, self._number = 0, 0
         self._reported: set[str] = set()
-        self.too_large: list[str] = []
-        """The lists and dicts that have grown too large to be kept, each once; for the caller to report and to empty."""
+        self.too_large: dict[str, str] = {}
+        """Variables that change and cannot be kept, each once, and why; for the caller to report and to empty."""
+        self.refuse = raise_refused
+        """Called with a message when the script uses a value that was lost. Raises."""
+        self.trying = False
+        """Whether lost values are put back later, by `put_back`: nothing is lost yet."""
 
-    def begin(self, excluded: Collection[int] = (), modules: Iterable[tuple[str, nn.Module]] = ()) -> None:
+    def begin(
+        self,
+        excluded: Collection[int] = (),
+        modules: Iterable[tuple[str, nn.Module]] = (),
+        others: Iterable[Tensor] = (),
+    ) -> None:
         """Find the variables; the loop begins.
 
-        `excluded` are identities of objects that are kept otherwise; of `modules`, by name, the plain attributes are kept.
+        `excluded` are identities of objects that are kept otherwise, as are `others` and what shares their memory; of `modules`, by
+        name, the plain attributes are kept.
         """
         note_loop()
         self._scopes = Scopes(excluded, modules)
         self._objects = Objects()
+        self._copies.begin(others)
         self._before = {
             scope.name: {name: self._note(f"{scope.name}.{name}", value) for name, value in scope.read().items()}
             for scope in self._scopes
         }
+        self._copies.begun()
 
-    def take(self) -> bytes:
-        """Return what the variables hold, as far as it differs from when the loop began."""
+    def take(self) -> dict[str, Any]:
+        """Return what the variables hold, as far as it differs from when the loop began: bytes, and large tensors."""
         if self._scopes is None:
-            return b""
+            return {}
+        self._taken += 1
+        thorough = self._taken & (self._taken - 1) == 0
+        self._copies.next(thorough=thorough)
+        self._unkept, self._earlier, self._number = {}, self._unkept, secrets.randbits(62)
         found: Changed = {}
         writer = self._writer()
         for scope in self._scopes:
@@ -97,24 +123,32 @@ class Variables:
             changed = {
                 name: node
                 for name, value in now.items()
-                if (node := self._changed(writer, _shown(scope.name, name), value, before.get(name))) is not None
+                if (node := self._changed(writer, _shown(scope.name, name), value, before.get(name), thorough=thorough))
+                is not None
             }
             changed |= {name: _GONE for name in before if name not in now}
             if changed:
                 found[scope.name] = changed
-        return msgspec.msgpack.encode(found)
+        large: list[Tensor] = []
 
-    def put(self, taken: bytes) -> None:
+        def numbered(copy: TensorCopy) -> int:
+            large.append(copy.tensor)
+            return len(large) - 1
+
+        return {"of the script": msgspec.msgpack.encode(found, enc_hook=numbered), "large": large}
+
+    def put(self, taken: Mapping[str, Any]) -> None:
         """Set the variables to what `take` returned, here or in another process of the rank."""
-        if self._scopes is None or not taken:
+        if self._scopes is None or not taken.get("of the script"):
             return
-        changed: Changed = msgspec.msgpack.decode(taken)
-        reader = ValueReader(self._objects, self._scopes.named)
-        values = {scope: _read_all(reader, nodes) for scope, nodes in changed.items()}
+        self.put_back()
+        changed: Changed = msgspec.msgpack.decode(taken["of the script"])
+        reader = ValueReader(self._objects, self._scopes.named, large=taken.get("large", ()), refuse=self.refuse)
+        values = {scope: self._read_all(reader, scope, nodes) for scope, nodes in changed.items()}
         for scope in self._scopes:
             nodes = changed.get(scope.name, {})
             now = scope.read()
-            wanted = self._unchanged(scope, nodes) | values.get(scope.name, {})
+            wanted = self._unchanged(scope, nodes, now) | values.get(scope.name, {}) | self._lost(scope, nodes, now)
             wanted = {name: value for name, value in wanted.items() if name not in now or now[name] is not value}
             if wanted:
                 scope.write(wanted)
@@ -123,6 +157,14 @@ class Variables:
                 known = (self._before.get(scope.name, {}).keys() | nodes.keys()) - gone
                 for name in scope.read().keys() - known:
                     scope.remove(name)
+
+    def put_back(self) -> None:
+        """Put the values back that `put` has taken away while `trying`, as far as the script has not assigned others."""
+        for scope in self._scopes or ():
+            lost = {name: value for name, value in scope.read().items() if type(value) is LostValue}
+            wanted = {name: kept for name, value in lost.items() if (kept := kept_back(value)) is not None}
+            if wanted:
+                scope.write(wanted)
 
     def counts(self) -> dict[str, int]:
         """Return the small whole numbers in variables, by name."""
@@ -144,47 +186,80 @@ class Variables:
 
     def _writer(self, *, noting: str = "") -> ValueWriter:
         assert self._scopes is not None
-        return ValueWriter(self._objects, self._scopes.name_of, self._scopes.modules, noting=noting)
+        scopes = self._scopes
+        return ValueWriter(self._objects, scopes.name_of, scopes.modules, copies=self._copies, noting=noting)
 
     def _note(self, name: str, value: Any) -> _Before:
         parts = None
         if type(value) in _FLAT and all(type(part) in _LEAVES for part in value):
             parts = tuple(value)
         try:
-            return _Before(self._writer(noting=name).write(value), value, parts, 0)
-        except TooLargeError:
-            return _Before(_TOO_LARGE, None, None, _size(value))
+            return _Before(self._writer(noting=name).write(value), Held(value), parts)
+        except UnkeptDataError as error:
+            return _Before(_UNKEPT, Unkept(value, str(error), digest=True))
         except OpaqueError:
-            return _Before(_OPAQUE, _weak(value), None, 0)
+            return _Before(_OPAQUE, _weak(value))
 
-    def _changed(self, writer: ValueWriter, name: str, value: Any, before: _Before | None) -> Any:
+    def _changed(self, writer: ValueWriter, name: str, value: Any, before: _Before | None, *, thorough: bool) -> Any:
         """Return the node of a variable; None if it is as it was when the loop began."""
-        if before is not None and before.is_still(value):
+        if before is not None and name not in self._moved and before.is_still(value, thorough=thorough):
             return None
+        if before is not None and before.node is _UNKEPT:
+            self._moved.add(name)
         try:
             node = writer.write(value)
-        except TooLargeError:
-            self._note_large(name, value)
-            return _OPAQUE
+        except UnkeptDataError as error:
+            self._unkept[name] = Unkept(value, str(error))
+            earlier = self._earlier.get(name)
+            if (
+                earlier is not None
+                and earlier.is_of(value)
+                and not earlier.is_still(value)
+                and name not in self._reported
+            ):
+                self._reported.add(name)
+                self.too_large[name] = str(error)
+            return [_LOST, str(error), self._number]
         except OpaqueError:
             unknown = before is not None and before.node is _OPAQUE and before.value is None
             return None if unknown else _OPAQUE
         return node if before is None or differ(node, before.node) else None
 
-    def _note_large(self, name: str, value: Any) -> None:
-        earlier = self._large.get(name)
-        self._large[name] = now = (id(value), _size(value))
-        if earlier is not None and earlier[0] == now[0] and earlier != now and name not in self._reported:
-            self._reported.add(name)
-            self.too_large.append(name)
+    def _read_all(self, reader: ValueReader, scope: str, nodes: dict[str, Any]) -> dict[str, Any]:
+        found = {}
+        for name, node in nodes.items():
+            if node in (_OPAQUE, _GONE) or _is_lost(node):
+                continue
+            try:
+                found[name] = reader.read(node)
+            except (OpaqueError, KeyError):
+                why = "this process cannot make an object of its class"
+                found[name] = LostValue(_shown(scope, name), why, self.refuse)
+        return found
 
-    def _unchanged(self, scope: Scope, changed: Collection[str]) -> dict[str, Any]:
+    def _lost(self, scope: Scope, nodes: dict[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what stands for the data that the snapshot does not hold, and that has changed here since, or is not here."""
+        found = {}
+        for name, node in nodes.items():
+            if not _is_lost(node):
+                continue
+            shown = _shown(scope.name, name)
+            unkept = self._unkept.get(shown) if node[2] == self._number else None
+            if unkept is None or name not in now or not unkept.undo(now[name]):
+                found[name] = LostValue(shown, node[1], self.refuse, now.get(name) if self.trying else None)
+        return found
+
+    def _unchanged(self, scope: Scope, changed: Collection[str], now: Mapping[str, Any]) -> dict[str, Any]:
         """Return the variables of a scope that held at the snapshot what they held when the loop began."""
         found = {}
         for name, before in self._before.get(scope.name, {}).items():
-            if name in changed or before.node is _TOO_LARGE:
+            if name in changed:
                 continue
-            if before.node is _OPAQUE:
+            if before.node is _UNKEPT:
+                if name not in now or not before.value.undo(now[name]):
+                    kept = now.get(name) if self.trying else None
+                    found[name] = LostValue(_shown(scope.name, name), before.value.why, self.refuse, kept)
+            elif before.node is _OPAQUE:
                 value = None if before.value is None else before.value()
                 if value is not None:  # else the script has dropped it
                     found[name] = value
@@ -194,24 +269,20 @@ class Variables:
 
     def _as_before(self, before: _Before) -> Any:
         """Return the value when the loop began; undo what has changed in it since."""
-        if isinstance(before.node, list) and before.node[0] != "scope" and self._differs(before):
-            return ValueReader(self._objects).read(before.node)
-        return before.value
+        value = before.value()
+        if isinstance(before.node, list) and before.node[0] != "scope" and self._differs(before.node, value):
+            return ValueReader(self._objects, refuse=self.refuse).read(before.node)
+        return value
 
-    def _differs(self, before: _Before) -> bool:
+    def _differs(self, node: Any, value: Any) -> bool:
         try:
-            return differ(self._writer().write(before.value), before.node)
+            return differ(self._writer().write(value), node)
         except OpaqueError:
             return True
 
 
-def _read_all(reader: ValueReader, nodes: dict[str, Any]) -> dict[str, Any]:
-    found = {}
-    for name, node in nodes.items():
-        if node not in (_OPAQUE, _GONE):
-            with contextlib.suppress(OpaqueError, KeyError):
-                found[name] = reader.read(node)
-    return found
+def _is_lost(node: Any) -> bool:
+    return isinstance(node, list) and node[0] == _LOST
 
 
 def _shown(scope: str, name: str) -> str:
@@ -228,10 +299,6 @@ def _tensors_of(value: Any) -> Iterator[tuple[str, Tensor]]:
 
 def _is_same(value: Any, parts: tuple[Any, ...] | None) -> bool:
     return parts is not None and len(value) == len(parts) and all(map(operator.is_, value, parts))
-
-
-def _size(value: Any) -> int:
-    return len(value) if hasattr(value, "__len__") else 0
 
 
 def _weak(value: Any) -> Any:

@@ -1,0 +1,208 @@
+"""Data in variables that snapshots do not keep: whether it is as it was, and what stands for it where it was lost.
+
+A lost value is often never read again: a batch, a loss, a list for a plot. So its variable gets a `LostValue`, and only a script
+that uses that is refused.
+"""
+
+import weakref
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn
+
+import msgspec
+import torch
+from torch import Tensor
+
+from deadpool_run.errors import RefusedError
+from deadpool_run.worker.compat.modules import writes_of
+from deadpool_run.worker.variables.tensors import is_array, sample_of_array
+
+_CONTAINERS = (list, tuple, dict, set, frozenset, deque)
+_LEAVES = (type(None), bool, int, float, complex, str, bytes)
+_MOST_PARTS = 4096
+_DEEPEST = 4
+
+
+class Unkept:
+    """A value that is not kept, as it was at some moment. Its tensors can be freed."""
+
+    def __init__(self, value: Any, why: str, *, digest: bool = False) -> None:
+        """`why` says why it is not kept. With `digest`, note also a digest of a value of plain parts."""
+        self.why = why
+        self._parts = list(_parts(value))
+        self._size, self._last = _size(value), _last(value)
+        self._digest = _digest(value) if digest else None
+        self._id = id(value)
+        self._alive = value if type(self._last) in _LEAVES else None  # so that no other object gets its identity
+
+    def is_still(self, value: Any, *, thorough: bool = False) -> bool:
+        """Return whether the value is the same object, and unchanged as far as one can tell. Cheap unless `thorough`."""
+        if type(value) in _CONTAINERS and (id(value) != self._id or _size(value) != self._size):
+            return False
+        parts = list(_parts(value))
+        if len(parts) != len(self._parts) or not all(map(_is_same_part, self._parts, parts)):
+            return False
+        if not _is_same_last(self._last, _last(value)):
+            return False
+        return not thorough or self._digest is None or _digest(value) == self._digest
+
+    def is_of(self, value: Any) -> bool:
+        """Return whether this is of the same object, whatever that holds now."""
+        if type(value) in _CONTAINERS:
+            return id(value) == self._id
+        return len(self._parts) == 1 and self._parts[0][0]() is value
+
+    def undo(self, value: Any) -> bool:
+        """Undo what was appended to a list since; return whether the value is as it was then."""
+        has_grown = type(value) is list and id(value) == self._id and 0 < self._size < len(value)
+        if has_grown and _is_same_last(self._last, _mark(value[self._size - 1])):
+            del value[self._size :]
+        return self.is_still(value, thorough=True)
+
+
+class LostValue:
+    """Stands for data that was not kept. Whoever uses it gets an error; appending to it, or printing it, has no effect."""
+
+    __slots__ = ("_lost_as", "_lost_instead_of", "_lost_refuse")
+
+    def __init__(self, name: str, why: str, refuse: Callable[[str], NoReturn], instead_of: Any = None) -> None:
+        """`refuse` raises; `instead_of` is the value to put back if nobody has asked for it."""
+        set_slot = object.__setattr__
+        set_slot(self, "_lost_as", (name, why))
+        set_slot(self, "_lost_refuse", refuse)
+        set_slot(self, "_lost_instead_of", instead_of)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _APPENDING and self._lost_instead_of is None:
+            return lambda *_args, **_named: None
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _refuse(self)
+
+    def __repr__(self) -> str:
+        return f"<{self._lost_as[0]} was lost>"
+
+    def __format__(self, _: str) -> str:
+        return repr(self)
+
+    def __reduce_ex__(self, _: Any) -> NoReturn:
+        _refuse(self)
+
+    @classmethod
+    def __torch_function__(cls, _function: Any, _kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = next(_lost_in((*args, *(kwargs or {}).values())), None)
+        return NotImplemented if found is None else _refuse(found)
+
+
+class _LostGraph(torch.autograd.Function):
+    """Gives a value a graph that nothing can go back through."""
+
+    @staticmethod
+    def forward(ctx: Any, _: Tensor, value: Tensor, refuse: Callable[[str], NoReturn]) -> Tensor:
+        ctx.refuse = refuse
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> NoReturn:
+        refuse: Callable[[str], NoReturn] = ctx.refuse
+        refuse(
+            "a backward goes through the graph of an earlier step, and a snapshot does not hold graphs: it holds the value of a tensor "
+            "in a variable only.\nCall backward() on each loss in its own step, or detach() what later steps read."
+        )
+
+
+def with_lost_graph(value: Tensor, refuse: Callable[[str], NoReturn]) -> Tensor:
+    """Return a tensor of this value whose graph was lost: a backward through it calls `refuse`."""
+    with torch.enable_grad():
+        found: Tensor = _LostGraph.apply(torch.zeros((), requires_grad=True), value, refuse)
+    return found
+
+
+def raise_refused(why: str) -> NoReturn:
+    """Refuse a lost value outside of a job."""
+    raise RefusedError(why)
+
+
+_APPENDING = frozenset({"append", "appendleft", "extend", "add", "update"})
+_USES = (
+    "bool len length_hint iter next getitem setitem delitem contains call hash eq ne lt le gt ge setattr delattr "
+    "add radd iadd sub rsub isub mul rmul imul matmul rmatmul imatmul truediv rtruediv itruediv floordiv rfloordiv mod rmod pow "
+    "rpow and rand iand or ror ior xor rxor neg pos abs invert int float complex index round array enter"
+)
+
+
+def why_lost(value: LostValue) -> str:
+    """Return why a value was not kept."""
+    why: str = value._lost_as[1]  # noqa: SLF001 - all its attributes but these are the script's
+    return why
+
+
+def kept_back(value: LostValue) -> Any:
+    """Return the value that a lost one stands for, if this process still has it; None otherwise."""
+    return value._lost_instead_of  # noqa: SLF001 - as above
+
+
+def _refuse(value: LostValue, *_: Any) -> NoReturn:
+    name, why = value._lost_as  # noqa: SLF001 - as above
+    refuse: Callable[[str], NoReturn] = value._lost_refuse  # noqa: SLF001 - as above
+    refuse(
+        f"{name} is read before it is assigned, in a step after a snapshot that does not hold it: {why}.\n"
+        "So a replacement for a lost rank, and a rank that repeats a step, does not have its value. If the weights depend on it, call "
+        "job.protect() with an object that has it (state_dict() and load_state_dict()). If they do not, assign it in each step "
+        "before it is read, or call deadpool_run.init(verify=False)."
+    )
+
+
+for _use in _USES.split():
+    setattr(LostValue, f"__{_use}__", _refuse)
+
+
+def _lost_in(values: Any) -> Iterator[LostValue]:
+    for value in values:
+        if type(value) is LostValue:
+            yield value
+        elif type(value) in (list, tuple):
+            yield from _lost_in(value)
+
+
+def _size(value: Any) -> int:
+    return len(value) if type(value) in _CONTAINERS else 0
+
+
+def _last(value: Any) -> Any:
+    if not _size(value) or type(value) in (set, frozenset):
+        return None
+    return _mark(next(reversed(value.values())) if type(value) is dict else value[-1])
+
+
+def _mark(part: Any) -> Any:
+    """Return the part itself if it is plain; else what tells it from others without keeping it alive."""
+    return part if type(part) in _LEAVES else (id(part),)
+
+
+def _is_same_last(one: Any, other: Any) -> bool:
+    return one is other or (type(one) is type(other) is tuple and bool(one == other))
+
+
+def _parts(value: Any, depth: int = 0) -> Iterator[tuple[Any, Any]]:
+    """Yield the tensors and arrays in a value, weakly, each with what changes when it is written to."""
+    if isinstance(value, Tensor):
+        yield weakref.ref(value), -1 if value.is_inference() else writes_of(value)
+    elif is_array(value) and value.ndim:
+        yield weakref.ref(value), sample_of_array(value)
+    elif type(value) in _CONTAINERS and depth < _DEEPEST and len(value) <= _MOST_PARTS:
+        for part in list(value.values() if type(value) is dict else value):
+            yield from _parts(part, depth + 1)
+
+
+def _is_same_part(one: tuple[Any, Any], other: tuple[Any, Any]) -> bool:
+    return one[0]() is other[0]() and one[1] == other[1] and one[1] != -1
+
+
+def _digest(value: Any) -> int | None:
+    plain = list(value) if type(value) is deque else value
+    try:
+        return zlib.crc32(msgspec.msgpack.encode(plain))
+    except (TypeError, OverflowError, RecursionError):
+        return None

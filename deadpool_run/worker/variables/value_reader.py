@@ -1,0 +1,160 @@
+"""Values of variables out of the trees that `ValueWriter` makes. No code of the script's classes is run."""
+
+import sys
+from collections import defaultdict, deque
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from deadpool_run.worker.variables import generators
+from deadpool_run.worker.variables.own_objects import set_attributes
+from deadpool_run.worker.variables.tensors import TensorCopy
+from deadpool_run.worker.variables.unkept import raise_refused, with_lost_graph
+from deadpool_run.worker.variables.values import DICTS, FACTORIES, SEQUENCES, Objects, OpaqueError
+
+
+class ValueReader:
+    """Makes values of nodes that were written together, in the same order."""
+
+    def __init__(
+        self,
+        objects: Objects | None = None,
+        scope: Callable[[str], Any] = str,
+        *,
+        large: Sequence[Tensor] = (),
+        refuse: Callable[[str], NoReturn] = raise_refused,
+    ) -> None:
+        """`scope` returns the object whose content is written elsewhere, by name; `large` are the large tensors, by number.
+
+        A backward through the graph of a tensor, which cannot be kept, calls `refuse`.
+        """
+        self._objects = objects or Objects()
+        self._scope = scope
+        self._large = large
+        self._refuse = refuse
+        self._made: dict[int, Any] = {}
+
+    def read(self, node: Any, into: Any = None) -> Any:  # noqa: PLR0911 - one line for each kind
+        """Return the value of a node. `into` is an object to fill, if it is of the same kind; then that is returned.
+
+        Raises `OpaqueError` for a class that this process does not have.
+        """
+        if not isinstance(node, list):
+            return node
+        tag, *parts = node
+        if tag == "is":
+            return self.read(parts[1], self._objects.named(parts[0]))
+        if tag == "new":
+            self._made[parts[0]] = made = self.read(parts[1])
+            return made
+        if tag == "same":
+            return self._made[parts[0]]
+        if tag in SEQUENCES:
+            return self._sequence(SEQUENCES[tag], parts, into)
+        if tag in DICTS:
+            return self._dict(DICTS[tag], parts, into)
+        if tag in generators.MAKERS:
+            return generators.MAKERS[tag](*map(self.read, parts), into)
+        if tag == "scope":
+            return self._scope(parts[0])
+        return self._simple(tag, parts, into)
+
+    def _simple(self, tag: str, parts: list[Any], into: Any) -> Any:  # noqa: PLR0911 - one line for each kind
+        match tag:
+            case "int":
+                return int(parts[0])
+            case "complex":
+                return complex(*parts)
+            case "tensor":
+                return _into(into, _tensor(*parts))
+            case "large":
+                return _into(into, self._large_tensor(parts[1]).to(parts[0]))
+            case "graph":
+                return with_lost_graph(self.read(parts[0]), self._refuse)
+            case "leaf":
+                return self._leaf(*parts, into=into)
+            case "array":
+                return _array(*parts, into=into)
+            case "large array":
+                return _array(parts[0], parts[1], self._large_tensor(parts[2]).numpy().tobytes(), into=into)
+            case "named":
+                return tuple.__new__(_class(*parts[:2]), map(self.read, parts[2]))
+        kind = _class(*parts[:2])
+        made = kind.__new__(kind)
+        set_attributes(made, dict(zip(parts[2], map(self.read, parts[3]), strict=True)))
+        return made
+
+    def _large_tensor(self, which: TensorCopy | int) -> Tensor:
+        return self._large[which] if isinstance(which, int) else which.tensor
+
+    def _leaf(self, node: Any, gradient: Any, *, into: Any) -> Tensor:
+        value: Tensor = self.read(node)
+        is_like = type(into) is Tensor and into.is_leaf and into.requires_grad and _is_alike(into, value)
+        found = into if is_like else value.clone().requires_grad_()
+        with torch.no_grad():
+            found.copy_(value)
+        found.grad = None if gradient is None else self.read(gradient).clone()
+        return found
+
+    def _sequence(self, kind: Any, parts: list[Any], into: Any) -> Any:
+        values = [self.read(each) for each in parts[0]]
+        if kind in (tuple, frozenset):
+            return kind(values)
+        target: Any = into if type(into) is kind and (kind is not deque or into.maxlen == parts[1]) else None
+        if target is None:
+            target = deque(maxlen=parts[1]) if kind is deque else kind()
+        target.clear()
+        (target.update if kind is set else target.extend)(values)
+        return target
+
+    def _dict(self, kind: Any, parts: list[Any], into: Any) -> Any:
+        target = into if type(into) is kind else kind()
+        if kind is defaultdict and target is not into:
+            if len(parts) < 3:
+                raise OpaqueError  # a function of the script's does
+            target = defaultdict(FACTORIES[parts[2]])
+        values = dict(zip(map(self.read, parts[0]), map(self.read, parts[1]), strict=True))
+        target.clear()
+        target.update(values)
+        return target
+
+
+def _tensor(dtype: str, shape: list[int], data: bytes) -> Tensor:
+    kind = getattr(torch, dtype)
+    made = torch.frombuffer(bytearray(data), dtype=kind) if data else torch.empty(0, dtype=kind)
+    return made.reshape(shape)
+
+
+def _into(into: Any, value: Tensor) -> Tensor:
+    """Return the object of the script with this value, if it can have it; else a new tensor."""
+    if type(into) is Tensor and _is_alike(into, value) and not into.requires_grad:
+        return into.copy_(value)
+    return value.clone()
+
+
+def _is_alike(one: Tensor, other: Tensor) -> bool:
+    return (one.dtype, one.shape, one.device) == (other.dtype, other.shape, other.device)
+
+
+def _array(dtype: str, shape: list[int] | None, data: bytes, *, into: Any) -> Any:
+    import numpy as np  # noqa: PLC0415 - only a state that holds an array needs numpy
+
+    flat = np.frombuffer(data, dtype=np.dtype(dtype))
+    if shape is None and not isinstance(into, np.ndarray):
+        return flat[0]
+    made = flat.reshape(shape or ())
+    if type(into) is np.ndarray and (into.dtype, into.shape) == (made.dtype, made.shape) and into.flags.writeable:
+        into[...] = made
+        return into
+    return made.copy()
+
+
+def _class(module: str, name: str) -> Any:
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    if not isinstance(found, type):
+        raise OpaqueError
+    return found
