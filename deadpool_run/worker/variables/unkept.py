@@ -147,8 +147,8 @@ def _refuse(value: LostValue, *_: Any) -> NoReturn:
     name, why = value._lost_as  # noqa: SLF001 - as above
     refuse: Callable[[str], NoReturn] = value._lost_refuse  # noqa: SLF001 - as above
     refuse(
-        f"{name} is read before it is assigned, in a step after a snapshot that does not hold it: {why}.\n"
-        "So a replacement for a lost rank, and a rank that repeats a step, does not have its value. If the weights depend on it, call "
+        f"{name} is carried from step to step, and snapshots do not keep it: {why}.\n"
+        "A replacement for a lost rank, and a rank that repeats a step, would not have its value. If the weights depend on it, call "
         "job.protect() with an object that has it (state_dict() and load_state_dict()). If they do not, assign it in each step "
         "before it is read, or call deadpool_run.init(verify=False)."
     )

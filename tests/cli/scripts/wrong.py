@@ -1,6 +1,7 @@
 """Scripts that are wrong on purpose: each breaks one rule, and `deadpool-run check` names what comes of it."""
 
 import os
+import queue
 import sys
 import time
 
@@ -50,16 +51,17 @@ def nothing_protected(job):
 
 
 def carried_batch(job):
-    """As nanoGPT: the next batch, larger than what snapshots keep of a variable, is fetched while the step runs."""
+    """The next batch is put into a queue while the step runs."""
     model, optimizer = make()
     job.protect(model=model, optimizer=optimizer)
     source = torch.Generator().manual_seed(job.rank)
     job.protect(source=source)
-    inputs = torch.randn(2048, 16, generator=source)
+    inputs = queue.Queue()
+    inputs.put(torch.randn(8, 16, generator=source))
     for step in job.steps(STEPS):
         with step:
-            update(model, optimizer, inputs)
-            inputs = torch.randn(2048, 16, generator=source)
+            update(model, optimizer, inputs.get())
+            inputs.put(torch.randn(8, 16, generator=source))
 
 
 def delayed_wait(job):

@@ -24,6 +24,8 @@ import deadpool_run as deadpool
 
 STEPS = 8
 WIDTH = 8
+LARGE = 17 << 20
+"""So many numbers have more bytes than snapshots keep of a variable."""
 BREACHES = {}
 
 
@@ -138,20 +140,26 @@ def _(job):
 
 
 class HandMadeAverage:
-    def __init__(self, model):
-        self.shadow = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    """Averages of the weights for many decays."""
+
+    def __init__(self, model, decays):
+        self.decays = torch.linspace(0.9, 0.999, decays)[:, None, None]
+        self.shadow = {
+            name: parameter.detach().expand(decays, *parameter.shape).clone()
+            for name, parameter in model.named_parameters()
+        }
 
     def update(self, model):
         for name, parameter in model.named_parameters():
-            self.shadow[name] = 0.9 * self.shadow[name] + 0.1 * parameter.detach()
+            self.shadow[name] = self.decays * self.shadow[name] + (1 - self.decays) * parameter.detach()
 
 
 @breach("a large average of the weights is kept by hand")
 def _(job):
     torch.manual_seed(0)
-    model = DistributedDataParallel(nn.Linear(256, 256))
+    model = DistributedDataParallel(nn.Linear(256, 256, bias=False))
     optimizer = adam(model)
-    average = HandMadeAverage(model)
+    average = HandMadeAverage(model, LARGE // 256 // 256)
 
     def step(_index):
         trained(model, optimizer, torch.randn(4, 256))
@@ -226,11 +234,11 @@ def _(job):
 def _(job):
     model = DistributedDataParallel(net())
     optimizer = adam(model)
-    batch = [torch.randn(4096, WIDTH)]
+    batch = [torch.randn(LARGE // WIDTH, WIDTH)]
 
     def step(_index):
         model(batch[0]).pow(2).mean().backward()
-        batch[0] = torch.randn(4096, WIDTH)
+        batch[0] = torch.randn(LARGE // WIDTH, WIDTH)
         optimizer.step()
         optimizer.zero_grad()
 
@@ -329,7 +337,7 @@ def _(job):
         def __init__(self):
             super().__init__()
             self.inner = net()
-            self.mean = torch.zeros(1 << 15, WIDTH)
+            self.mean = torch.zeros(LARGE // WIDTH, WIDTH)
 
         def forward(self, x):
             with torch.no_grad():
@@ -339,6 +347,46 @@ def _(job):
     model = DistributedDataParallel(Normalized())
     optimizer = adam(model)
     return {"model": model, "optimizer": optimizer}, lambda index: trained(model, optimizer, data(index, job.rank))
+
+
+class Ring:
+    def __init__(self):
+        self.rows, self.n = torch.zeros(LARGE // WIDTH, WIDTH), 0
+
+    def add(self, rows):
+        self.rows[self.n : self.n + len(rows)] = rows
+        self.n += len(rows)
+
+
+@breach("a large buffer is filled from the first step, and sampled later")
+def _(job):
+    model = DistributedDataParallel(net())
+    optimizer = adam(model)
+    ring = Ring()
+
+    def step(index):
+        ring.add(data(index, job.rank))
+        trained(model, optimizer, data(index, job.rank) if index < 5 else ring.rows[: ring.n].roll(index, 0)[:4])
+
+    return {"model": model, "optimizer": optimizer}, step
+
+
+@breach("losses of several steps are summed, for one backward")
+def _(job):
+    model = DistributedDataParallel(net())
+    optimizer = adam(model)
+    total = 0.0
+
+    def step(index):
+        nonlocal total
+        total = total + model(data(index, job.rank)).pow(2).mean()
+        if index % 2:
+            total.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            total = 0.0
+
+    return {"model": model, "optimizer": optimizer}, step
 
 
 @breach("nothing is done in a rehearsal")

@@ -117,3 +117,57 @@ def in_modules(rank, _size):
     optimizer = adam(model)
     step = update(model, optimizer, rank)
     return Loop({"model": model, "optimizer": optimizer}, step, blocks_of(model.module.inner), optimizer)
+
+
+class Ring:
+    """Experience: larger than what a snapshot writes beside the tensors."""
+
+    def __init__(self):
+        self.rows, self.weights, self.n = torch.zeros(4000, WIDTH), np.zeros((4000, 20)), 0
+
+    def add(self, rows):
+        for row in rows:
+            self.rows[self.n % len(self.rows)] = row
+            self.weights[self.n % len(self.weights)] = 1 / (1 + self.n)
+            self.n += 1
+
+    def sample(self, source):
+        chosen = [source.randrange(min(self.n, len(self.rows))) for _ in range(BATCH)]
+        return self.rows[chosen] * torch.from_numpy(self.weights[chosen, :1]).float()
+
+
+@item("a ring buffer of experience, sampled after a warm-up")
+def off_policy(rank, _size):
+    model = ddp(net())
+    optimizer = adam(model)
+    ring, source = Ring(), random.Random(rank)
+
+    def step(index):
+        with torch.no_grad():
+            ring.add(model(data(index, rank)))
+        model(ring.sample(source) if index >= LATER else data(index, rank)).pow(2).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return Loop({"model": model, "optimizer": optimizer}, step, blocks_of(model), optimizer)
+
+
+@item("large averages of the weights, by hand, pulled back to at every third step")
+def slow_weights(rank, _size):
+    model = ddp(nn.Sequential(net(), nn.Linear(WIDTH, 2000)))
+    optimizer = adam(model)
+    slow = [parameter.detach().clone() for parameter in model.parameters()]
+    averages = {index: torch.zeros_like(each) for index, each in enumerate(slow)}
+
+    def step(index):
+        model(data(index, rank)).pow(2).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        with torch.no_grad():
+            for number, parameter in enumerate(model.parameters()):
+                averages[number] = 0.9 * averages[number] + 0.1 * parameter
+                if index % 3 == 2:
+                    slow[number].lerp_(averages[number], 0.5)
+                    parameter.copy_(slow[number])
+
+    return Loop({"model": model, "optimizer": optimizer}, step, blocks_of(model), optimizer)

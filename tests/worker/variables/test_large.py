@@ -167,7 +167,7 @@ def test_a_replacement_cannot_use_data_that_was_too_large():
         lambda: np.asarray(log),
         lambda: setattr(huge, "requires_grad", True),
     ):
-        with pytest.raises(RefusedError, match=r"(?s)(huge|log|words) is read before it is assigned.*protect"):
+        with pytest.raises(RefusedError, match=r"(?s)(huge|log|words) is carried from step to step.*protect"):
             use()
 
 
