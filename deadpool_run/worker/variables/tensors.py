@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from deadpool_run.worker.compat.modules import local, writes_of
-from deadpool_run.worker.state.digest import sample
+from deadpool_run.worker.state.digest import sampled
 
 MOST_BYTES = 64 << 20
 """So many bytes are kept of the tensors, arrays and strings of one variable."""
@@ -81,10 +81,14 @@ class TensorCopies:
         It is on the tensor's device, or in main memory if it was made when the loop began: such copies are kept.
         """
         writes = -1 if tensor.is_inference() else writes_of(tensor)
-        plain = tensor.detach()
-        return self._of(
-            tensor, plain.nbytes, lambda: (writes, sample(plain)), lambda: self._cloned(plain), exact=writes >= 0
-        )
+        known = self._known_of(tensor)
+        is_counted = known is not None and writes >= 0 and known.writes == writes
+        if known is not None and is_counted and known.is_still(tensor, thorough=self.thorough):
+            return self._use(tensor, known)
+        self._make_room(tensor.nbytes)
+        noted = self._note(tensor, writes, self._cloned(tensor.detach()))
+        noted.has_changed = is_counted
+        return self._use(tensor, noted)
 
     def _cloned(self, tensor: Tensor) -> Tensor:
         copy = tensor.resolve_conj().resolve_neg().clone()
@@ -93,39 +97,57 @@ class TensorCopies:
     def of_array(self, array: Any) -> TensorCopy:
         """Return the copy of an array's bytes, in C order. Raises `NoRoomError`."""
         known = self._known.get(id(array))
-        compared = self.thorough or array.nbytes <= _COMPARED_BYTES or (known is not None and known.has_changed)
-        if compared and known is not None and known.source() is array and not _has_bytes(array, known.copy.tensor):
-            known.has_changed, known.mark = True, None
-        return self._of(array, array.nbytes, lambda: sample_of_array(array), lambda: _bytes_of_array(array), exact=True)
+        known = self._known_of(array)
+        if known is not None:
+            compared = self.thorough or array.nbytes <= _COMPARED_BYTES or known.has_changed
+            if (_has_bytes if compared else _has_sampled)(array, known.copy.tensor):
+                return self._use(array, known)
+        self._make_room(array.nbytes)
+        noted = self._note(array, 0, _bytes_of_array(array))
+        noted.has_changed = known is not None
+        return self._use(array, noted)
 
-    def _of(
-        self, source: Any, nbytes: int, mark: Callable[[], Any], copied: Callable[[], Tensor], *, exact: bool
-    ) -> TensorCopy:
-        key = id(source)
-        known = self._known.get(key)
-        now = mark()
-        if known is None or known.source() is not source or known.mark != now or not exact:
-            if self._nbytes + nbytes > _MOST_IN_ALL:
-                raise NoRoomError
-            changed = known is not None and known.source() is source
-            known = self._known[key] = _Known(weakref.ref(source), now, TensorCopy(copied()), has_changed=changed)
-            self._first.discard(key)
-        if key not in self._first and key not in self._used:
-            self._nbytes += nbytes
-        self._used.add(key)
+    def _known_of(self, source: Any) -> "_Known | None":
+        known = self._known.get(id(source))
+        return known if known is not None and known.source() is source else None
+
+    def _note(self, source: Any, writes: int, copy: Tensor) -> "_Known":
+        known = self._known[id(source)] = _Known(weakref.ref(source), writes, TensorCopy(copy))
+        self._first.discard(id(source))
+        return known
+
+    def _use(self, source: Any, known: "_Known") -> TensorCopy:
+        if id(source) not in self._first and id(source) not in self._used:
+            self._nbytes += known.copy.nbytes
+        self._used.add(id(source))
         return known.copy
+
+    def _make_room(self, nbytes: int) -> None:
+        if self._nbytes + nbytes > _MOST_IN_ALL:
+            raise NoRoomError
 
 
 class _Known:
-    """A tensor or an array, what tells whether it has changed, and its copy."""
+    """A tensor or an array, how often it was written to, and its copy."""
 
-    __slots__ = ("copy", "has_changed", "mark", "source")
+    __slots__ = ("_sampled", "copy", "has_changed", "source", "writes")
 
-    def __init__(self, source: Callable[[], Any], mark: Any, copy: TensorCopy, *, has_changed: bool) -> None:
+    def __init__(self, source: Callable[[], Any], writes: int, copy: TensorCopy) -> None:
         self.source = source
-        self.mark = mark
+        self.writes = writes
         self.copy = copy
-        self.has_changed = has_changed
+        self.has_changed = False
+        """An array has changed since the loop began; a tensor was written to in a way that torch does not count."""
+        self._sampled: Tensor | None = None
+
+    def is_still(self, tensor: Tensor, *, thorough: bool) -> bool:
+        """Return whether a tensor without counted writes is equal to the copy. On CUDA, where this waits, only if `thorough`."""
+        if tensor.is_cuda and not thorough:
+            return not self.has_changed
+        if self._sampled is None:  # only now: most tensors are replaced before they are seen again
+            self._sampled = sampled(self.copy.tensor).cpu()
+        now = sampled(tensor.resolve_conj().resolve_neg())
+        return not (tensor.is_cuda and self.has_changed) and torch.equal(now.cpu(), self._sampled)
 
 
 def is_dense(tensor: Tensor) -> bool:
@@ -140,15 +162,25 @@ def is_array(value: Any) -> bool:
     return numpy is not None and isinstance(value, numpy.ndarray | numpy.generic)
 
 
+def is_data(value: Any) -> bool:
+    """Return whether a value is a tensor or an array: an object with so much memory that nobody should keep it alive."""
+    return isinstance(value, Tensor) or (is_array(value) and bool(value.ndim))
+
+
 def sample_of_array(array: Any) -> bytes:
     """Return the bytes of some elements, spread over an array; of all in a small one."""
-    flat = array.reshape(-1) if array.flags.c_contiguous else array.T.reshape(-1)
-    sampled: bytes = flat[:: max(1, flat.size // _SAMPLES)].tobytes()
-    return sampled
+    flat = array.reshape(-1)
+    found: bytes = flat[:: max(1, flat.size // _SAMPLES)].tobytes()
+    return found
 
 
 def _bytes_of_array(array: Any) -> Tensor:
     return torch.frombuffer(bytearray(array.tobytes()), dtype=torch.uint8)
+
+
+def _has_sampled(array: Any, copy: Tensor) -> bool:
+    kept = copy.numpy().view(array.dtype).reshape(array.shape)
+    return sample_of_array(array) == sample_of_array(kept)
 
 
 def _has_bytes(array: Any, copy: Tensor) -> bool:

@@ -17,7 +17,15 @@ from torch import Tensor, nn
 from deadpool_run.worker.codec import raw_bytes
 from deadpool_run.worker.variables import generators
 from deadpool_run.worker.variables.own_objects import attributes_of, is_own
-from deadpool_run.worker.variables.tensors import MOST_BYTES, NoRoomError, TensorCopies, TensorCopy, is_array, is_dense
+from deadpool_run.worker.variables.tensors import (
+    MOST_BYTES,
+    NoRoomError,
+    TensorCopies,
+    TensorCopy,
+    is_array,
+    is_data,
+    is_dense,
+)
 from deadpool_run.worker.variables.unkept import LostValue, why_lost
 
 _PLAIN = frozenset({type(None), bool, float, str, bytes})
@@ -62,7 +70,7 @@ class Objects:
     def add(self, name: str, obj: Any) -> None:
         """Note an object under a new name."""
         self._names[id(obj)] = name
-        self._objects[name] = Held(obj)
+        self._objects[name] = weakref.ref(obj) if is_data(obj) else obj
 
     def name_of(self, obj: Any) -> str | None:
         """Return the name of an object; None if it was made later."""
@@ -71,22 +79,8 @@ class Objects:
 
     def named(self, name: str) -> Any:
         """Return the object; None if this process has none of that name."""
-        held = self._objects.get(name)
-        return None if held is None else held()
-
-
-class Held:
-    """A reference to an object: a weak one to a tensor or an array."""
-
-    __slots__ = ("_get",)
-
-    def __init__(self, obj: Any) -> None:
-        is_data = isinstance(obj, Tensor) or (is_array(obj) and obj.ndim)
-        self._get: Callable[[], Any] = weakref.ref(obj) if is_data else lambda: obj
-
-    def __call__(self) -> Any:
-        """Return the object; None if it was freed."""
-        return self._get()
+        found = self._objects.get(name)
+        return found() if type(found) is weakref.ReferenceType else found
 
 
 class ValueWriter:

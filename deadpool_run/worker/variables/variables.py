@@ -16,12 +16,11 @@ from torch import Tensor, nn
 
 from deadpool_run.worker.variables.frames import note_loop
 from deadpool_run.worker.variables.scopes import Scope, Scopes
-from deadpool_run.worker.variables.tensors import TensorCopies, TensorCopy
+from deadpool_run.worker.variables.tensors import TensorCopies, TensorCopy, is_data
 from deadpool_run.worker.variables.unkept import LostValue, Unkept, kept_back, raise_refused
 from deadpool_run.worker.variables.value_reader import ValueReader
 from deadpool_run.worker.variables.values import (
     MOST_VALUES,
-    Held,
     Objects,
     OpaqueError,
     UnkeptDataError,
@@ -42,6 +41,8 @@ _LOST = "lost"
 
 Changed = dict[str, dict[str, Any]]
 """Nodes, by scope and variable."""
+_Name = tuple[str, str]
+"""Of a scope and a variable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,17 +51,14 @@ class _Before:
 
     node: Any
     value: Any
-    """Returns the object, if its content can be kept; an `Unkept` of data; else a weak reference, or None if there can be none."""
+    """The object, if its content can be kept, or a weak reference to a tensor; an `Unkept` if data is not kept; else a weak
+    reference, or None if there can be none."""
     parts: tuple[Any, ...] | None = None
     """The items of a list of plain values."""
 
-    def is_still(self, value: Any, *, thorough: bool) -> bool:
-        """Return whether the variable surely holds what it held. Cheap unless `thorough`: it is asked in each step."""
-        if self.node is _OPAQUE:
-            return self.value is not None and self.value() is value
-        if self.node is _UNKEPT:
-            return bool(self.value.is_still(value, thorough=thorough))
-        return value is self.value() and (type(value) in _LEAVES or _is_same(value, self.parts))
+    def object(self) -> Any:
+        """Return the object, if its content can be kept and it was not freed."""
+        return self.value() if type(self.value) is weakref.ReferenceType else self.value
 
 
 class Variables:
@@ -71,14 +69,14 @@ class Variables:
         self._objects = Objects()
         self._before: dict[str, dict[str, _Before]] = {}
         self._copies = TensorCopies()
-        self._moved: set[str] = set()
+        self._moved: set[_Name] = set()
         """Variables with data that was not kept when the loop began, and has changed since."""
-        self._unkept: dict[str, Unkept] = {}
+        self._unkept: dict[_Name, Unkept] = {}
         """Variables with data that the last snapshot does not hold, as they were then."""
-        self._earlier: dict[str, Unkept] = {}
+        self._earlier: dict[_Name, Unkept] = {}
         """As `_unkept`, of the snapshot before."""
         self._taken, self._number = 0, 0
-        self._reported: set[str] = set()
+        self._reported: set[_Name] = set()
         self.too_large: dict[str, str] = {}
         """Variables that change and cannot be kept, each once, and why; for the caller to report and to empty."""
         self.refuse = raise_refused
@@ -122,9 +120,8 @@ class Variables:
             now = scope.read()
             changed = {
                 name: node
-                for name, value in now.items()
-                if (node := self._changed(writer, _shown(scope.name, name), value, before.get(name), thorough=thorough))
-                is not None
+                for name, value, was in _maybe_changed(now, before)
+                if (node := self._changed(writer, (scope.name, name), value, was, thorough=thorough)) is not None
             }
             changed |= {name: _GONE for name in before if name not in now}
             if changed:
@@ -194,17 +191,19 @@ class Variables:
         if type(value) in _FLAT and all(type(part) in _LEAVES for part in value):
             parts = tuple(value)
         try:
-            return _Before(self._writer(noting=name).write(value), Held(value), parts)
+            return _Before(
+                self._writer(noting=name).write(value), weakref.ref(value) if is_data(value) else value, parts
+            )
         except UnkeptDataError as error:
             return _Before(_UNKEPT, Unkept(value, str(error), digest=True))
         except OpaqueError:
             return _Before(_OPAQUE, _weak(value))
 
-    def _changed(self, writer: ValueWriter, name: str, value: Any, before: _Before | None, *, thorough: bool) -> Any:
+    def _changed(self, writer: ValueWriter, name: _Name, value: Any, before: _Before | None, *, thorough: bool) -> Any:
         """Return the node of a variable; None if it is as it was when the loop began."""
-        if before is not None and name not in self._moved and before.is_still(value, thorough=thorough):
-            return None
         if before is not None and before.node is _UNKEPT:
+            if name not in self._moved and before.value.is_still(value, thorough=thorough):
+                return None
             self._moved.add(name)
         try:
             node = writer.write(value)
@@ -218,7 +217,7 @@ class Variables:
                 and name not in self._reported
             ):
                 self._reported.add(name)
-                self.too_large[name] = str(error)
+                self.too_large[_shown(*name)] = str(error)
             return [_LOST, str(error), self._number]
         except OpaqueError:
             unknown = before is not None and before.node is _OPAQUE and before.value is None
@@ -243,10 +242,11 @@ class Variables:
         for name, node in nodes.items():
             if not _is_lost(node):
                 continue
-            shown = _shown(scope.name, name)
-            unkept = self._unkept.get(shown) if node[2] == self._number else None
+            unkept = self._unkept.get((scope.name, name)) if node[2] == self._number else None
             if unkept is None or name not in now or not unkept.undo(now[name]):
-                found[name] = LostValue(shown, node[1], self.refuse, now.get(name) if self.trying else None)
+                found[name] = LostValue(
+                    _shown(scope.name, name), node[1], self.refuse, now.get(name) if self.trying else None
+                )
         return found
 
     def _unchanged(self, scope: Scope, changed: Collection[str], now: Mapping[str, Any]) -> dict[str, Any]:
@@ -269,7 +269,7 @@ class Variables:
 
     def _as_before(self, before: _Before) -> Any:
         """Return the value when the loop began; undo what has changed in it since."""
-        value = before.value()
+        value = before.object()
         if isinstance(before.node, list) and before.node[0] != "scope" and self._differs(before.node, value):
             return ValueReader(self._objects, refuse=self.refuse).read(before.node)
         return value
@@ -279,6 +279,20 @@ class Variables:
             return differ(self._writer().write(value), node)
         except OpaqueError:
             return True
+
+
+def _maybe_changed(now: Mapping[str, Any], before: Mapping[str, _Before]) -> Iterator[tuple[str, Any, _Before | None]]:
+    """Yield the variables that do not surely hold what they held when the loop began. Cheap: there are many, in each step."""
+    for name, value in now.items():
+        was = before.get(name)
+        if was is not None:
+            kept = was.value
+            if kept is value:
+                if type(value) in _LEAVES or _is_same(value, was.parts):
+                    continue
+            elif was.node is _OPAQUE and kept is not None and kept() is value:
+                continue
+        yield name, value, was
 
 
 def _is_lost(node: Any) -> bool:
