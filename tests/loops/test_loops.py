@@ -87,6 +87,20 @@ def test_a_step_in_which_ddp_decided_its_buckets_is_undone_by_a_second_run_of_th
         cluster.close()
 
 
+@pytest.mark.parametrize("place", ["at=optimizer,n=2", "at=optimizer,n=3"])
+def test_a_step_within_which_ddp_decided_its_buckets_is_undone_by_a_second_run_of_the_script(place, tmp_path):
+    """DDP decides in the second of three forwards, which no replacement rehearses."""
+    item = "several updates in each step (PPO), after three steps without any"
+    reference = unfailed(tmp_path / "reference", item)
+    cluster = job(tmp_path / "killed", item, "--die", f"rank=1,step=3,{place}")
+    try:
+        assert cluster.wait_exit(patience(item)) == 0, cluster.told()
+        assert [incident["reentered"] for incident in cluster.incidents()] == [[0, 2]]
+        cluster.account.check_same_as(reference)
+    finally:
+        cluster.close()
+
+
 @pytest.mark.parametrize("rank", [0, 2])
 def test_a_loss_in_the_first_reduction_of_ddp_is_exact(rank, tmp_path):
     """The survivors' DDPs have seen every gradient by then. They must not decide their buckets before the replacement's does.

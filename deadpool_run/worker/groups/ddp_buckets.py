@@ -5,15 +5,17 @@ decide at the end of the step, keep rank 0's decision with the snapshot, and rep
 """
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import cast
 
+import torch
 from torch import nn
 from torch.nn.modules.module import register_module_module_registration_hook
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.hooks import RemovableHandle
 
 from deadpool_run.errors import SnapshotError
-from deadpool_run.worker.compat.modules import decide_buckets, has_buckets, note_all_gradients
+from deadpool_run.worker.compat.modules import decide_buckets, forget_reduction, has_buckets, note_all_gradients
 from deadpool_run.worker.groups.group import Group
 from deadpool_run.worker.groups.registry import Registry
 from deadpool_run.worker.groups.transcript import Transcript
@@ -37,6 +39,39 @@ class Wrappers:
     def _note(self, module: nn.Module, name: str, _child: nn.Module | None) -> None:
         if name == "module" and isinstance(module, DistributedDataParallel):
             self._made.append(weakref.ref(module))
+
+
+class LateBuckets:
+    """DDPs that reduce for the first time after the first step, and then perhaps several times in one step.
+
+    DDP would decide its buckets in the second of these forwards, behind our back. We decide there instead, and keep the decision.
+    In steps that a replacement rehearses, and in the first run of a trial, nothing is decided before the step's end.
+    """
+
+    def __init__(self, decide: Callable[[], None], is_practice: Callable[[], bool]) -> None:
+        """`decide` lets every DDP decide that can; `is_practice` tells whether the running step may decide nothing."""
+        self._decide = decide
+        self._is_practice = is_practice
+        self._hooks: dict[DistributedDataParallel, RemovableHandle] = {}
+        self.in_step = False
+        """Whether a DDP has decided within the running step: a second run of it sums in another order."""
+
+    def watch(self, ddps: Iterable[DistributedDataParallel]) -> None:
+        """Watch those that have not decided, and that decide by themselves."""
+        for ddp in ddps:
+            if not (has_buckets(ddp) or ddp.find_unused_parameters or ddp.static_graph or ddp in self._hooks):
+                self._hooks[ddp] = ddp.register_forward_pre_hook(self._before_forward)
+
+    def _before_forward(self, ddp: nn.Module, _: object) -> None:
+        assert isinstance(ddp, DistributedDataParallel)
+        if has_buckets(ddp):
+            self._hooks.pop(ddp).remove()
+        elif torch.is_grad_enabled() and ddp.require_backward_grad_sync:
+            if self._is_practice():
+                forget_reduction(ddp)
+            else:
+                self._decide()
+                self.in_step |= has_buckets(ddp)
 
 
 def decide(ddp: DistributedDataParallel, registry: Registry, views: BucketViews) -> bytes | None:

@@ -15,6 +15,7 @@ from deadpool_run.wire.messages import THIS_WORKER
 from deadpool_run.worker.compat import c10d
 from deadpool_run.worker.compat.modules import has_buckets, local
 from deadpool_run.worker.groups import backend
+from deadpool_run.worker.groups.ddp_buckets import LateBuckets
 from deadpool_run.worker.groups.registry import GroupState
 from deadpool_run.worker.groups.rehearsal import REHEARSAL_STEPS
 from deadpool_run.worker.groups.transcript import Transcript
@@ -60,6 +61,7 @@ class LoopMember(RepairParticipant):
         if verify:
             self.snapshots.variables.refuse = self._refuse_lost
         self._updates = Updates(self._before_optimizer)
+        self._late = LateBuckets(self._decide_buckets, lambda: self.is_rehearsal or self.registry.recording is not None)
 
     # --- steps ---------------------------------------------------------------------------------------------------
     #
@@ -85,7 +87,7 @@ class LoopMember(RepairParticipant):
     def begin_step(self, index: int) -> None:
         """Start the step that the loop is about to receive."""
         self.session.step = index
-        self._stopped = False
+        self._stopped = self._late.in_step = False
         self._updates.begin_step()
         self.registry.begin_step(index, rehearsed=index < REHEARSAL_STEPS)
         self._step_began_ns = time.monotonic_ns()
@@ -162,12 +164,12 @@ class LoopMember(RepairParticipant):
         step_failed = not self.rehearsing and self._failed_at_end()
         if index == REHEARSAL_STEPS - 1:
             self._rehearsal.buckets = list(map(has_buckets, self.snapshots.protected.ddps()))
+        assert index is not None
+        self._late.watch(self.snapshots.protected.ddps() if index or not self._updates.begun else ())
         if self.rehearsing:
             return
         if index and not (step_failed or self.trial.running):  # DDP cannot decide in the first step
-            with self.unrecorded():
-                self.snapshots.decide_buckets(self.registry)
-        assert index is not None
+            self._decide_buckets()
         if not step_failed:
             self._updates.check(index)
             problem = self._coverage.problem(index, look=is_sampled(index))
@@ -185,6 +187,10 @@ class LoopMember(RepairParticipant):
         else:
             self._live = None  # a rank was lost while replicas were compared
 
+    def _decide_buckets(self) -> None:
+        with self.unrecorded():
+            self.snapshots.decide_buckets(self.registry)
+
     def _discard(self, *, step_failed: bool) -> None:
         """End a step that will be repeated: find out which version the live objects hold."""
         if step_failed and self._updates.always and not (self._stopped or self._updates.begun):
@@ -197,14 +203,15 @@ class LoopMember(RepairParticipant):
         """After the second run of the trial, compare it with the first; False if a rank was lost meanwhile."""
         if self.trial.stage is not Trial.Stage.RAN:
             return True
-        if why := self.trial.verdict(step, self.snapshots.observe(), self.snapshots.variables.counts()):
-            self.refuse(why)
         with self.unrecorded():
+            is_proof = not any_rank(self._late.in_step)
             updated = any_rank(self._updates.begun or not self._optimizers)
         if self.registry.step_failed:
             return False
+        if is_proof and (why := self.trial.verdict(step, self.snapshots.observe(), self.snapshots.variables.counts())):
+            self.refuse(why)
         self.snapshots.variables.put_back()
-        self.trial.conclude(updated=updated)
+        self.trial.conclude(updated=updated and is_proof)
         return True
 
     def learn_replicas(self) -> None:
@@ -247,7 +254,7 @@ class LoopMember(RepairParticipant):
             self.snapshots.begin(self.completed)
         else:  # a script that changes weights by hand may do so at any moment: copy before it goes on
             self.snapshots.capture_now(self.completed)
-        self._report_large_variables()
+        self.report_unkept_variables()
         # Only now that the copy has begun: peers that wait for it would go on.
         self._rank_entry.completed = self.completed
         self.snapshots.end_early(look=is_sampled(self.completed - 1))
@@ -256,14 +263,6 @@ class LoopMember(RepairParticipant):
             self._link.send(ev.FirstStepCompleted(THIS_WORKER, self._epoch))
         if self.completed >= REHEARSAL_STEPS:
             self._seal()
-
-    def _report_large_variables(self) -> None:
-        names, self.snapshots.variables.too_large = self.snapshots.variables.too_large, {}
-        for name, why in names.items() if self.session.rank == 0 else ():
-            warn(
-                f"{name} changes, and snapshots do not keep it: {why}. After a loss, a script that reads it is refused.\n"
-                "If the weights depend on it, job.protect() an object that has it."
-            )
 
     def _refuse_lost(self, why: str) -> NoReturn:
         """Refuse a script that uses a variable that was lost. In a step that will be repeated, that proves nothing."""

@@ -118,6 +118,15 @@ class RepairParticipant:
         error.reported = True
         raise error
 
+    def report_unkept_variables(self) -> None:
+        """Warn of variables that change and that snapshots do not keep."""
+        names, self.snapshots.variables.too_large = self.snapshots.variables.too_large, {}
+        for name, why in names.items() if self.session.rank == 0 else ():
+            warn(
+                f"{name} changes, and snapshots do not keep it: {why}. After a loss, a script that reads it is refused.\n"
+                "If the weights depend on it, job.protect() an object that has it."
+            )
+
     def _report_failure(self, why: str | BaseException) -> None:
         if isinstance(why, str):
             self._failure = ev.DrainFailed(THIS_WORKER, self._epoch, why)

@@ -55,7 +55,7 @@ def own_modules() -> Iterator[tuple[str, ModuleType, Path]]:
         file = getattr(module, "__file__", None) or ""
         if file.endswith(".py") and name.partition(".")[0] != _OWN and not is_library(file):
             where = Path(file).resolve()
-            if not is_library(str(where)):
+            if not is_library(str(where)) and where.is_file():  # torch names files that do not exist
                 yield name, module, where
 
 

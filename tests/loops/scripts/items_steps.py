@@ -238,3 +238,34 @@ def objects(rank, size):
     model = ddp(net(len(every), width=told[0]["width"]))
     optimizer = torch.optim.SGD(model.parameters(), lr=sum(each["rate"] for each in every))
     return Loop({"model": model, "optimizer": optimizer}, update(model, optimizer, rank), blocks_of(model), optimizer)
+
+
+class Heads(nn.Module):
+    """Gradients are not ready in the order in which the parameters were made: DDP decides other buckets than it began with."""
+
+    def __init__(self):
+        super().__init__()
+        self.policy, self.value, self.body = nn.Linear(WIDTH, 3), nn.Linear(WIDTH, 1), net()
+
+    def forward(self, x):
+        hidden = self.body(x)
+        return self.policy(hidden).pow(2).mean() + self.value(hidden).pow(3).mean()
+
+
+@item("several updates in each step (PPO), after three steps without any")
+def epochs_in_a_step(rank, _size):
+    model = ddp(seeded(Heads))
+    optimizer = adam(model)
+    gathered = []
+
+    def step(index):
+        gathered.append(data(index, rank))
+        if index < 3:
+            return
+        for epoch in range(3):
+            model(gathered[epoch % len(gathered)]).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        del gathered[:-3]
+
+    return Loop({"model": model, "optimizer": optimizer}, step, list(model.module.body), optimizer)
