@@ -49,12 +49,18 @@ class LateBuckets:
     """
 
     def __init__(self, decide: Callable[[], None], is_practice: Callable[[], bool]) -> None:
-        """`decide` lets every DDP decide that can; `is_practice` tells whether the running step may decide nothing."""
+        """`decide` lets every DDP decide that can; `is_practice` tells whether the running step may not decide within it."""
         self._decide = decide
         self._is_practice = is_practice
         self._hooks: dict[DistributedDataParallel, RemovableHandle] = {}
+        self._seen: set[DistributedDataParallel] = set()  # forwards of the running step
         self.in_step = False
         """Whether a DDP has decided within the running step: a second run of it sums in another order."""
+
+    def begin_step(self) -> None:
+        """Note that a step begins."""
+        self._seen.clear()
+        self.in_step = False
 
     def watch(self, ddps: Iterable[DistributedDataParallel]) -> None:
         """Watch those that have not decided, and that decide by themselves."""
@@ -67,11 +73,13 @@ class LateBuckets:
         if has_buckets(ddp):
             self._hooks.pop(ddp).remove()
         elif torch.is_grad_enabled() and ddp.require_backward_grad_sync:
-            if self._is_practice():
-                forget_reduction(ddp)
-            else:
+            is_first = ddp not in self._seen  # it follows a reduction of an earlier step, if of any
+            self._seen.add(ddp)
+            if not self._is_practice():
                 self._decide()
-                self.in_step |= has_buckets(ddp)
+                self.in_step |= has_buckets(ddp) and not is_first
+            elif not is_first:
+                forget_reduction(ddp)
 
 
 def decide(ddp: DistributedDataParallel, registry: Registry, views: BucketViews) -> bytes | None:

@@ -87,8 +87,9 @@ class LoopMember(RepairParticipant):
     def begin_step(self, index: int) -> None:
         """Start the step that the loop is about to receive."""
         self.session.step = index
-        self._stopped = self._late.in_step = False
+        self._stopped = False
         self._updates.begin_step()
+        self._late.begin_step()
         self.registry.begin_step(index, rehearsed=index < REHEARSAL_STEPS)
         self._step_began_ns = time.monotonic_ns()
 
@@ -165,7 +166,7 @@ class LoopMember(RepairParticipant):
         if index == REHEARSAL_STEPS - 1:
             self._rehearsal.buckets = list(map(has_buckets, self.snapshots.protected.ddps()))
         assert index is not None
-        self._late.watch(self.snapshots.protected.ddps() if index or not self._updates.begun else ())
+        self._late.watch(self.snapshots.protected.ddps() if index or not self._rehearsal.optimizers else ())
         if self.rehearsing:
             return
         if index and not (step_failed or self.trial.running):  # DDP cannot decide in the first step

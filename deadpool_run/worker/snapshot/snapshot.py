@@ -382,4 +382,7 @@ class Snapshots:
         self.agreement.unequal.update(keeps["unequal"])
         self._writes_before_update |= keeps["early"]
         self.protected.views.restore(values["gradients"])
-        gradients.put(self.protected.parameters().values(), values["gradients"], zeroed=keeps["gradients"])
+        parameters = self.protected.parameters().values()
+        gradients.put(parameters, values["gradients"], zeroed=keeps["gradients"])
+        kept = {id(each.parameter) for each in values["gradients"]}
+        self.protected.used.note(parameter for parameter in parameters if id(parameter) not in kept)

@@ -1,7 +1,7 @@
 """Gradients that outlive a step, because a script accumulates them over several steps.
 
 Usually there are none: the next step drops gradients that an optimizer has used. A gradient is state if no optimizer with
-its parameter has updated in the step.
+its parameter has updated since it was last written to.
 """
 
 from collections.abc import Collection, Iterable, Iterator
@@ -26,6 +26,26 @@ class Kept(NamedTuple):
     parameter: Tensor
     gradient: Tensor
     in_bucket: bool
+
+
+class UsedGradients:
+    """Gradients that updates have used up: until they are written to again, they are no state."""
+
+    def __init__(self) -> None:
+        self._marks: dict[int, tuple[int, int]] = {}
+
+    def note(self, parameters: Iterable[Tensor]) -> None:
+        """Note that the gradients of these parameters were used up."""
+        for parameter in parameters:
+            if parameter.grad is not None:
+                self._marks[id(parameter)] = _mark(parameter.grad)
+
+    def __contains__(self, parameter: Tensor) -> bool:
+        return parameter.grad is not None and self._marks.get(id(parameter)) == _mark(parameter.grad)
+
+
+def _mark(gradient: Tensor) -> tuple[int, int]:
+    return id(gradient), compat_nn.writes_of(compat_nn.local(gradient))
 
 
 class BucketViews:

@@ -222,8 +222,7 @@ class Protected:
         self.optimizers: dict[str, OptimizerState] = {}
         self.objects: dict[str, Any] = {}
         self._loose: set[int] = set()
-        self.views = gradients.BucketViews()
-        """Where DDPs keep gradients."""
+        self.views, self.used = gradients.BucketViews(), gradients.UsedGradients()
 
     def add(self, name: str, obj: Any) -> None:
         """Protect an object that has a state, under a new name."""
@@ -319,13 +318,16 @@ class Protected:
         `stepped` are the identities of the optimizers that have updated since the last call: gradients that they used up
         are not state.
         """
-        return {
+        taken = {
             "modules": {name: module.take() for name, module in self.modules.items()},
             "optimizers": {name: optimizer.take() for name, optimizer in self.optimizers.items()},
             "members": {name: optimizer.members() for name, optimizer in self.optimizers.items()},
             "gradients": self.gradients(stepped),
             "objects": {name: copied(obj.state_dict()) for name, obj in self.objects.items()},
         }
+        updated = (each for each in self.optimizers.values() if id(each.optimizer) in stepped)
+        self.used.note(parameter for optimizer in updated for _, parameter in optimizer.parameters())
+        return taken
 
     def reset(self) -> None:
         """Reset FSDP2 to its state before any forward, so that every rank gathers the same, in the same order.
@@ -344,10 +346,7 @@ class Protected:
                 fsdp.drop_gradients(child)
 
     def has_untrained_module(self) -> bool:
-        """Return whether no optimizer trains some module, an average of the weights, say.
-
-        A script may write to it at any time, often through `.data`, which torch does not count.
-        """
+        """Return whether no optimizer trains some module: scripts write to one at any time, often through `.data`."""
         trained = self.trained()
         return any(
             module.parameters and not any(id(parameter) in trained for _, parameter in module.parameters)
@@ -357,7 +356,8 @@ class Protected:
     def gradients(self, stepped: Collection[int]) -> list[gradients.Kept]:
         """Return each gradient that is state; `stepped` as in `take`."""
         parameters = (parameter for _, parameter in self._of_modules())
-        found = gradients.kept_parameters(parameters, self.optimizers.values(), stepped)
+        idle = gradients.kept_parameters(parameters, self.optimizers.values(), stepped)
+        found = [parameter for parameter in idle if parameter not in self.used]
         kept = self.views.take(found, self.ddps()) if found else []
         if not stepped:
             for module in self.modules.values():
