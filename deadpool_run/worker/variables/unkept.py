@@ -64,13 +64,12 @@ class Unkept:
 class LostValue:
     """Stands for data that was not kept. Whoever uses it gets an error; appending to it, or printing it, has no effect."""
 
-    __slots__ = ("_lost_as", "_lost_instead_of", "_lost_refuse")
+    __slots__ = ("_lost_as", "_lost_instead_of")
 
     def __init__(self, name: str, why: str, refuse: Callable[[str], NoReturn], instead_of: Any = None) -> None:
         """`refuse` raises; `instead_of` is the value to put back if nobody has asked for it."""
         set_slot = object.__setattr__
-        set_slot(self, "_lost_as", (name, why))
-        set_slot(self, "_lost_refuse", refuse)
+        set_slot(self, "_lost_as", (name, why, refuse))
         set_slot(self, "_lost_instead_of", instead_of)
 
     def __getattr__(self, name: str) -> Any:
@@ -144,8 +143,8 @@ def kept_back(value: LostValue) -> Any:
 
 
 def _refuse(value: LostValue, *_: Any) -> NoReturn:
-    name, why = value._lost_as  # noqa: SLF001 - as above
-    refuse: Callable[[str], NoReturn] = value._lost_refuse  # noqa: SLF001 - as above
+    name, why, _ = value._lost_as  # noqa: SLF001 - as above
+    refuse: Callable[[str], NoReturn] = value._lost_as[2]  # noqa: SLF001 - as above
     refuse(
         f"{name} is carried from step to step, and snapshots do not keep it: {why}.\n"
         "A replacement for a lost rank, and a rank that repeats a step, would not have its value. If the weights depend on it, call "

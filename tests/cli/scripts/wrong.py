@@ -51,7 +51,7 @@ def nothing_protected(job):
 
 
 def carried_batch(job):
-    """The next batch is put into a queue while the step runs."""
+    """The step takes its batch from a queue, and puts the next one into it before the update, so that a repeated step finds one."""
     model, optimizer = make()
     job.protect(model=model, optimizer=optimizer)
     source = torch.Generator().manual_seed(job.rank)
@@ -60,8 +60,9 @@ def carried_batch(job):
     inputs.put(torch.randn(8, 16, generator=source))
     for step in job.steps(STEPS):
         with step:
-            update(model, optimizer, inputs.get())
+            now = inputs.get()
             inputs.put(torch.randn(8, 16, generator=source))
+            update(model, optimizer, now)
 
 
 def delayed_wait(job):
