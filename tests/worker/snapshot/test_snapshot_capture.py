@@ -46,13 +46,25 @@ def test_a_snapshot_is_of_the_step_that_it_says(slots):
 def test_weights_written_during_a_copy_are_never_called_a_snapshot(slots):
     skipped, captured = [], []
     model = nn.ParameterList([torch.zeros(BIG)])
+    written = threading.Event()
+    written.set()
+
+    def interrupted():
+        """Asked by the copy thread before it copies: let the script write first."""
+        return threading.current_thread() is not threading.main_thread() and not written.wait(60)
+
     snapshots = slots.own(
-        on_skip=lambda version, _: skipped.append(version), on_captured=captured.append, protect={"model": model}
+        on_skip=lambda version, _: skipped.append(version),
+        on_captured=captured.append,
+        interrupted=interrupted,
+        protect={"model": model},
     )
     snapshots.capture_now(0)
+    written.clear()
     snapshots.begin(1)
     with torch.no_grad():
         model[0].add_(1)  # not an optimizer's step, so that nothing waited
+    written.set()
     snapshots.wait()
     assert snapshots.held() == (0,)
     assert skipped == [1]
