@@ -55,8 +55,8 @@ class ValueReader:
             return self._sequence(SEQUENCES[tag], parts, into)
         if tag in DICTS:
             return self._dict(DICTS[tag], parts, into)
-        if tag in generators.MAKERS:
-            return generators.MAKERS[tag](*map(self.read, parts), into)
+        if tag in generators.KINDS:
+            return generators.with_state(tag, self.read(parts[0]), into)
         if tag == "scope":
             return self._scope(parts[0])
         return self._simple(tag, parts, into)

@@ -19,7 +19,6 @@ from deadpool_run.worker.variables import generators
 from deadpool_run.worker.variables.own_objects import attributes_of, is_own
 from deadpool_run.worker.variables.tensors import (
     MOST_BYTES,
-    NoRoomError,
     TensorCopies,
     TensorCopy,
     is_array,
@@ -183,7 +182,7 @@ class ValueWriter:
             plain = value.detach().resolve_conj().resolve_neg()
             node: Any = ["tensor", str(value.dtype).removeprefix("torch."), list(value.shape), raw_bytes(plain)]
         else:
-            node = ["large", str(value.device), self._copied(self._copies.of_tensor, value)]
+            node = ["large", str(value.device), _with_room(self._copies.of_tensor(value))]
         if value.grad_fn is not None:
             return ["graph", node]
         if value.requires_grad:
@@ -200,33 +199,17 @@ class ValueWriter:
         if not value.flags.writeable or type(value).__name__ != "ndarray":
             raise OpaqueError  # a file in memory, say
         self._count_bytes(value.nbytes)
-        return ["large array", kind, shape, self._copied(self._copies.of_array, value)]
+        return ["large array", kind, shape, _with_room(self._copies.of_array(value))]
 
-    def _copied(self, copy: Callable[[Any], TensorCopy], value: Any) -> TensorCopy:
-        try:
-            return copy(value)
-        except NoRoomError as error:
-            raise UnkeptDataError("all large variables together are larger than 256 MiB") from error
-
-    def _nested(self, kind: type, value: Any) -> Any:  # noqa: PLR0911 - one line for each kind
+    def _nested(self, kind: type, value: Any) -> Any:
         if id(value) in self._within or len(self._within) > _DEEPEST:
             raise OpaqueError
         self._within.add(id(value))
         try:
             if kind in SEQUENCES.values():
-                if len(value) > MOST_VALUES:
-                    return self._numbers(kind, value)
-                most = [value.maxlen] if kind is deque else []
-                values = self._all(value)
-                return [
-                    kind.__name__,
-                    sorted(values, key=repr) if isinstance(value, set | frozenset) else values,
-                    *most,
-                ]
+                return self._container(kind, value, value)
             if kind in DICTS.values():
-                if len(value) > MOST_VALUES:
-                    return self._numbers(kind, value)
-                return [kind.__name__, self._all(value.keys()), self._all(value.values()), *_factory_of(value)]
+                return self._container(kind, value, value.keys(), value.values())
             if issubclass(kind, tuple) and hasattr(kind, "_fields"):
                 return ["named", kind.__module__, kind.__qualname__, self._all(value)]
             if is_own(kind, self._own) and kind.__new__ in _MAKERS:
@@ -236,25 +219,25 @@ class ValueWriter:
         finally:
             self._within.discard(id(value))
 
+    def _container(self, kind: type, value: Any, *columns: Iterable[Any]) -> list[Any]:
+        nodes = self._numbers(value, columns) if len(value) > MOST_VALUES else [self._all(each) for each in columns]
+        if kind in (set, frozenset):
+            nodes = [sorted(each, key=repr) for each in nodes]
+        return [kind.__name__, *nodes, *([value.maxlen] if kind is deque else _factory_of(value))]
+
     def _all(self, values: Iterable[Any]) -> list[Any]:
         try:
             return [self._write(each) for each in values]
         except RuntimeError as error:  # another thread changed its size meanwhile
             raise OpaqueError from error
 
-    def _numbers(self, kind: type, value: Any) -> Any:
-        """Write a large container of numbers, or a dict from and to numbers, at C speed."""
-        columns = [list(value), list(value.values())] if kind in DICTS.values() else [list(value)]
-        most = [value.maxlen] if kind is deque else []
+    def _numbers(self, value: Any, columns: Iterable[Iterable[Any]]) -> list[list[Any]]:
+        """Return the numbers of a large container that has nothing else, at C speed."""
+        found = [list(column) for column in columns]
         self._values += len(value)
-        plain = all(_are_numbers(column) for column in columns)
-        if self._values > MOST_NUMBERS or self._noting or not plain:
+        if self._values > MOST_NUMBERS or self._noting or not all(map(_are_numbers, found)):
             raise TooLargeError
-        return [
-            kind.__name__,
-            *(sorted(each, key=repr) if kind in (set, frozenset) else each for each in columns),
-            *most,
-        ]
+        return found
 
     def _generator(self, value: Any) -> Any:
         found = generators.state_of(value)
@@ -274,6 +257,12 @@ def differ(one: Any, other: Any) -> bool:
             return math.isnan(one) != math.isnan(other)
         return one != other or math.copysign(1, one) != math.copysign(1, other)
     return bool(one != other)
+
+
+def _with_room(copy: TensorCopy | None) -> TensorCopy:
+    if copy is None:
+        raise UnkeptDataError("all large variables together are larger than 256 MiB")
+    return copy
 
 
 def _factory_of(value: Any) -> list[str]:
