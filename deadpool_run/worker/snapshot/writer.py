@@ -12,6 +12,7 @@ from torch import Tensor
 from deadpool_run.ids import Rank, Version
 from deadpool_run.vault import segments
 from deadpool_run.vault.segments import SegmentState, SlotHeader, SlotRole
+from deadpool_run.wire.typed import to_json
 from deadpool_run.worker.codec import TreeWriter
 from deadpool_run.worker.compat.modules import local
 from deadpool_run.worker.snapshot.plan import CapturePlan, lay_out
@@ -72,7 +73,7 @@ class Writer:
             version=capture.version,
             rank=self._rank,
             tensors=plan.encoded,
-            value_tensors=segments.encode_entries(value_entries),
+            value_tensors=to_json(value_entries),
             blobs=list(zip(offsets, sizes, strict=True)),
             values=values,
         )
