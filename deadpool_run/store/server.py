@@ -166,13 +166,11 @@ class StoreServer:
         for message in self._answers.feed(data):
             if not isinstance(message, CallersIdentified):
                 raise ProtocolError(f"the store received the unexpected message {type(message).__name__}")
-            for number in message.known:
-                if number in self._unknown:
-                    sock, caller, _ = self._unknown.pop(number)
+            for number in self._unknown.keys() & {*message.known, *message.unknown}:
+                sock, caller, _ = self._unknown.pop(number)
+                if number in message.known:
                     self._admit(sock, caller)
-            for number in message.unknown:
-                if number in self._unknown:
-                    sock, caller, _ = self._unknown.pop(number)
+                else:
                     self._refuse(sock, caller, _NO_PROCESS)
 
     # --- clients --------------------------------------------------------------------------------------------------
