@@ -34,9 +34,10 @@ FACTORIES: dict[str, type] = {each.__name__: each for each in (list, dict, set, 
 """What a `defaultdict` may make its values with, to be made again itself."""
 _INT64 = 1 << 63
 MOST_VALUES = 4096
-"""So many numbers, strings and containers are kept of one variable."""
+"""The limit on the numbers, strings and containers of one variable."""
 MOST_NUMBERS = 1 << 17
-"""So many numbers are kept of a list, or another container, that has nothing else."""
+"""The limit on the numbers of a list, or another container, that has nothing else."""
+_TOO_MANY = f"it has more than {MOST_VALUES} values (or {MOST_NUMBERS}, if all are numbers)"
 _NUMBERS = frozenset({float, int, bool, type(None)})
 _INLINE_BYTES = 16 << 10
 """Larger tensors and arrays have a copy of their own, which is not made again before they change."""
@@ -50,13 +51,6 @@ class OpaqueError(Exception):
 
 class UnkeptDataError(OpaqueError):
     """Data that is not kept; the message says why: it is too large, say."""
-
-
-class TooLargeError(UnkeptDataError):
-    """A value of plain parts that are too many."""
-
-    def __init__(self) -> None:
-        super().__init__(f"it has more than {MOST_VALUES} values (or {MOST_NUMBERS}, if all are numbers)")
 
 
 class Objects:
@@ -126,7 +120,7 @@ class ValueWriter:
         kind = type(value)
         self._values += 1
         if self._values > MOST_VALUES:
-            raise TooLargeError
+            raise UnkeptDataError(_TOO_MANY)
         if kind is str or kind is bytes:
             self._count_bytes(len(value))
             return value
@@ -236,7 +230,7 @@ class ValueWriter:
         found = [list(column) for column in columns]
         self._values += len(value)
         if self._values > MOST_NUMBERS or self._noting or not all(map(_are_numbers, found)):
-            raise TooLargeError
+            raise UnkeptDataError(_TOO_MANY)
         return found
 
     def _generator(self, value: Any) -> Any:
