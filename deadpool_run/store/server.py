@@ -11,6 +11,7 @@ import select
 import socket
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from deadpool_run.errors import ProtocolError
 from deadpool_run.store.key_values import KeyValues
@@ -28,14 +29,14 @@ _ACCEPT_AGAIN_S = 0.05
 _NO_PROCESS = "no process of the job's user on that machine made it"
 
 
+@dataclass(eq=False, slots=True)
 class _Client:
     """A connection that is served."""
 
-    def __init__(self, sock: socket.socket, address: Address) -> None:
-        self.sock = sock
-        self.address = address
-        self.requests = RequestStream()
-        self.unsent = bytearray()
+    sock: socket.socket
+    address: Address
+    requests: RequestStream = field(default_factory=RequestStream)
+    unsent: bytearray = field(default_factory=bytearray)
 
 
 class StoreServer:

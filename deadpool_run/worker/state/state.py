@@ -230,12 +230,9 @@ class Protected:
             self.modules[name] = ModuleState(name, obj, self._wrappers)
         elif isinstance(obj, Optimizer):
             self.optimizers[name] = OptimizerState(name, obj)
-            obj.register_step_pre_hook(self._note_views)
+            obj.register_step_pre_hook(lambda optimizer, *_: self.views.note(optimizer, self.ddps()))
         else:
             self.objects[name] = obj
-
-    def _note_views(self, optimizer: Optimizer, _args: object, _kwargs: object) -> None:
-        self.views.note(optimizer, self.ddps())
 
     def ddps(self) -> list[DistributedDataParallel]:
         """Return the DDPs in and around the modules."""
