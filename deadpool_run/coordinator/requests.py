@@ -5,6 +5,7 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from deadpool_run.core.events import Event, KillRequested, StopRequested
@@ -29,23 +30,23 @@ class RequestRefusedError(Exception):
     """The request cannot be carried out. The text is the reason."""
 
 
+@dataclass(frozen=True, slots=True)
 class RequestHandler:
     """Answers requests next to the coordinator."""
 
-    def __init__(self, world_size: int, source: StatusSource) -> None:
-        self._world_size = world_size
-        self._source = source
+    world_size: int
+    source: StatusSource
 
     def answer(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the answer to a request, or the reason why there is none."""
         try:
             match request:
                 case {"do": "status"}:
-                    return self._source.status()
+                    return self.source.status()
                 case {"do": "kill-rank", "rank": int(rank)}:
                     return self._kill(rank, request.get("how", KillHow.SIGKILL))
                 case {"do": "stop"}:
-                    self._source.submit(StopRequested(0))
+                    self.source.submit(StopRequested(0))
                     return {"ok": True}
         except RequestRefusedError as refusal:
             return {"error": str(refusal)}
@@ -54,10 +55,10 @@ class RequestHandler:
     def _kill(self, number: int, how: Any) -> Mapping[str, Any]:
         if how not in list(KillHow):
             raise RequestRefusedError(f"how must be one of {', '.join(KillHow)}, not {how!r}")
-        if not 0 <= number < self._world_size:
-            raise RequestRefusedError(f"there is no rank {number}: ranks are 0 to {self._world_size - 1}")
-        holder = self._source.holder(Rank(number))
+        if not 0 <= number < self.world_size:
+            raise RequestRefusedError(f"there is no rank {number}: ranks are 0 to {self.world_size - 1}")
+        holder = self.source.holder(Rank(number))
         if holder is None:
             raise RequestRefusedError(f"no worker holds rank {number} now: try again after the repair")
-        self._source.submit(KillRequested(Rank(number), KillHow(how)))
+        self.source.submit(KillRequested(Rank(number), KillHow(how)))
         return {"ok": True, "rank": number, "worker": holder[0], "pid": holder[1], "how": str(how)}

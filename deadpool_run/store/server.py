@@ -11,6 +11,7 @@ import select
 import socket
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from deadpool_run.errors import ProtocolError
 from deadpool_run.store.key_values import KeyValues
@@ -28,14 +29,14 @@ _ACCEPT_AGAIN_S = 0.05
 _NO_PROCESS = "no process of the job's user on that machine made it"
 
 
+@dataclass(eq=False, slots=True)
 class _Client:
     """A connection that is served."""
 
-    def __init__(self, sock: socket.socket, address: Address) -> None:
-        self.sock = sock
-        self.address = address
-        self.requests = RequestStream()
-        self.unsent = bytearray()
+    sock: socket.socket
+    address: Address
+    requests: RequestStream = field(default_factory=RequestStream)
+    unsent: bytearray = field(default_factory=bytearray)
 
 
 class StoreServer:
@@ -166,13 +167,11 @@ class StoreServer:
         for message in self._answers.feed(data):
             if not isinstance(message, CallersIdentified):
                 raise ProtocolError(f"the store received the unexpected message {type(message).__name__}")
-            for number in message.known:
-                if number in self._unknown:
-                    sock, caller, _ = self._unknown.pop(number)
+            for number in self._unknown.keys() & {*message.known, *message.unknown}:
+                sock, caller, _ = self._unknown.pop(number)
+                if number in message.known:
                     self._admit(sock, caller)
-            for number in message.unknown:
-                if number in self._unknown:
-                    sock, caller, _ = self._unknown.pop(number)
+                else:
                     self._refuse(sock, caller, _NO_PROCESS)
 
     # --- clients --------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ The kernel answers for its own sockets only, so the answer proves something only
 It is asked over netlink (sock_diag(7)); where that is not allowed, /proc/net/tcp and /proc/net/tcp6 say the same, slower.
 """
 
+import errno
 import os
 import socket
 import struct
@@ -56,8 +57,8 @@ class SocketOwners:
 
         None if there is no such socket here, or its process has closed it: then nobody can be told by it.
         """
-        found = self._by_netlink(local, remote) if self._netlink is not None else None
-        if self._netlink is None:
+        found = None if self._netlink is None else self._by_netlink(self._netlink, local, remote)
+        if self._netlink is None:  # perhaps only now
             found = next(_in_proc(local, remote), None)
         if found is None or found.state != _ESTABLISHED or not found.inode:
             return None
@@ -68,9 +69,8 @@ class SocketOwners:
         if self._netlink is not None:
             self._netlink.close()
 
-    def _by_netlink(self, local: Address, remote: Address) -> _Socket | None:
+    def _by_netlink(self, netlink: socket.socket, local: Address, remote: Address) -> _Socket | None:
         """Ask over netlink. If that does not work here, it is not tried again."""
-        assert self._netlink is not None
         here, there = ip_address(local[0]), ip_address(remote[0])
         family = socket.AF_INET if here.version == 4 else socket.AF_INET6
         self._sequence += 1
@@ -79,24 +79,23 @@ class SocketOwners:
         body += _SOCKET_ID.pack(local[1], remote[1], *packed, _ANY_COOKIE)
         header = _HEADER.pack(_HEADER.size + len(body), _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST, self._sequence, 0)
         try:
-            self._netlink.send(header + body)
+            netlink.send(header + body)
             while True:
-                answer = self._netlink.recv(_ANSWER_BYTES)
+                answer = netlink.recv(_ANSWER_BYTES)
                 _, kind, _, sequence, _ = _HEADER.unpack_from(answer)
                 if sequence == self._sequence:
                     break
         except OSError:
-            return self._without_netlink(local, remote)
-        if kind == _NLMSG_ERROR:
+            kind, error = _NLMSG_ERROR, 0
+        else:
             (error,) = struct.unpack_from("=i", answer, _HEADER.size)
-            return None if -error == 2 else self._without_netlink(local, remote)
+        if kind == _NLMSG_ERROR:
+            if error != -errno.ENOENT:  # else there is no such socket
+                self.close()
+                self._netlink = None
+            return None
         _, state, _, _, _, uid, inode = _ANSWER.unpack_from(answer, _HEADER.size)
         return _Socket(state, uid, inode)
-
-    def _without_netlink(self, local: Address, remote: Address) -> _Socket | None:
-        self.close()
-        self._netlink = None
-        return next(_in_proc(local, remote), None)
 
 
 def may_use_store(uid: int) -> bool:

@@ -1,7 +1,7 @@
 """Segments: memory files that outlive the worker that writes them. No torch.
 
 A *slot* holds one snapshot: a header page, the bytes of its tensors, small values, and a JSON manifest with the place of
-everything. A *blob* holds one byte string (a transcript). Both are memfds that the agent creates and keeps open, so that
+everything. A *blob* holds one byte string (a transcript), with a header like a slot's. Both are memfds that the agent creates and keeps open, so that
 nothing stays on a disk, and the size of /dev/shm is no limit.
 
 A writer sets the header to *busy* before the first byte changes, and to *complete* after the last. Digests detect an
@@ -24,7 +24,7 @@ from typing import Any
 from deadpool_run.errors import ProtocolError, SnapshotError
 from deadpool_run.ids import Rank, Version
 from deadpool_run.vault.status_page import BUSY, EMPTY
-from deadpool_run.wire.typed import from_plain, parse, to_json
+from deadpool_run.wire.typed import from_plain, parse
 
 FORMAT = 2
 HEADER_BYTES = 4096
@@ -34,10 +34,10 @@ ALIGNMENT = 64
 MAX_MANIFEST_BYTES = 1 << 30
 
 _SLOT_MAGIC = b"deadslot"
-_BLOB_MAGIC = b"deadblob"
 _DIGEST_BYTES = 16
 _SLOT = struct.Struct(f"<8sIIqQQQ{_DIGEST_BYTES}s")
-_BLOB = struct.Struct(f"<8sIIQ{_DIGEST_BYTES}s")
+_OF_BLOB = -3
+"""In place of the version, in the header of a blob."""
 _HEAD_BYTES = _SLOT.size + _DIGEST_BYTES
 _WRITE_BYTES = 1 << 30
 
@@ -266,11 +266,6 @@ def free_slot(
     return min(free)[1] if free else None
 
 
-def encode_entries(entries: Sequence[TensorEntry]) -> bytes:
-    """Return the JSON of tensor entries; a writer may reuse it."""
-    return to_json(entries)
-
-
 def encode_manifest(  # noqa: PLR0913 - the parts of a manifest
     *,
     version: Version,
@@ -280,7 +275,7 @@ def encode_manifest(  # noqa: PLR0913 - the parts of a manifest
     blobs: Sequence[tuple[int, int]],
     values: dict[str, Any],
 ) -> bytes:
-    """Return a manifest as JSON; `tensors` and `value_tensors` come from `encode_entries`."""
+    """Return a manifest as JSON; `tensors` and `value_tensors` are the JSON of tensor entries, which a writer may use again."""
     rest = {"version": version, "rank": rank, "blobs": blobs, "values": values}
     body = json.dumps(rest, separators=(",", ":"), allow_nan=False).encode()
     return b'{"tensors":' + tensors + b',"value_tensors":' + value_tensors + b"," + body[1:]
@@ -314,32 +309,21 @@ def parse_manifest(body: bytes, header: SlotHeader) -> Manifest:
 
 def write_blob(fd: int, data: bytes) -> None:
     """Replace the blob; a writer that dies half-way leaves none."""
-    _write_blob_header(fd, SegmentState.BUSY, b"")
+    mark_busy(fd)
     write_all(fd, data, HEADER_BYTES)
-    _write_blob_header(fd, SegmentState.COMPLETE, data)
+    write_header(fd, SlotHeader(SegmentState.COMPLETE, _OF_BLOB, HEADER_BYTES, len(data), digest_of(data)))
 
 
 def blob_header(fd: int) -> tuple[int, bytes] | None:
     """Return the size of the segment up to its blob's end, and the blob's digest; None if it holds no blob."""
-    head = os.pread(fd, _BLOB.size, 0)
-    if len(head) < _BLOB.size:
-        return None
-    magic, form, state, nbytes, digest = _BLOB.unpack(head)
-    if magic != _BLOB_MAGIC or form != FORMAT or state != SegmentState.COMPLETE:
-        return None
-    end = HEADER_BYTES + nbytes
-    return (end, digest) if end <= os.fstat(fd).st_size else None
+    header = read_complete(fd, _OF_BLOB)
+    return None if header is None else (header.used_bytes, header.digest)
 
 
 def read_blob(fd: int) -> bytes | None:
     """Return the blob; None if there is no complete one."""
-    header = blob_header(fd)
+    header = read_complete(fd, _OF_BLOB)
     if header is None:
         return None
-    end, digest = header
-    data = read_exactly(fd, end - HEADER_BYTES, HEADER_BYTES)
-    return data if digest_of(data) == digest else None
-
-
-def _write_blob_header(fd: int, state: SegmentState, data: bytes) -> None:
-    write_all(fd, _BLOB.pack(_BLOB_MAGIC, FORMAT, state, len(data), digest_of(data)), 0)
+    data = read_exactly(fd, header.manifest_bytes, HEADER_BYTES)
+    return data if digest_of(data) == header.digest else None

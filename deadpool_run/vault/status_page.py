@@ -25,7 +25,6 @@ _COMMITTED = 1
 _ABANDONED_COUNT = 2
 _KEPT = 3
 """Holds `StatusPage.kept` plus 1, so that 0 is none."""
-_COPIES_GROWING, _COPIES_TAKEN, _MEMORY_LIMIT = 4, 5, 6
 _ABANDONED = 8
 MAX_ABANDONED = _HEADER_WORDS - _ABANDONED
 """The number of abandoned versions that fit into the header."""
@@ -64,16 +63,16 @@ class Copying(IntEnum):
 
 
 class _Field:
-    """A word of a rank entry, as an attribute."""
+    """A word of a rank entry or of the header, as an attribute."""
 
     def __init__(self, word: int) -> None:
         self._word = word
 
-    def __get__(self, rank_entry: "RankEntry", owner: type["RankEntry"]) -> int:
-        return rank_entry._words[rank_entry._base + self._word]  # noqa: SLF001 - part of the class
+    def __get__(self, words: "RankEntry | StatusPage", owner: type["RankEntry | StatusPage"]) -> int:
+        return words._words[words._base + self._word]  # noqa: SLF001 - part of the class
 
-    def __set__(self, rank_entry: "RankEntry", value: int) -> None:
-        rank_entry._words[rank_entry._base + self._word] = value  # noqa: SLF001 - part of the class
+    def __set__(self, words: "RankEntry | StatusPage", value: int) -> None:
+        words._words[words._base + self._word] = value  # noqa: SLF001 - part of the class
 
 
 class RankEntry:
@@ -147,6 +146,13 @@ class RankEntry:
 class StatusPage:
     """A view of a node's status page. `close` unmaps it; the caller keeps the descriptor."""
 
+    _base = 0
+    copies_growing = _Field(4)  # bytes that copies of other nodes' ranks are about to take
+    copies_taken = _Field(5)  # bytes that such copies have
+    memory_limit = _Field(
+        6
+    )  # the most bytes that snapshots and copies of this node may take; 0: no limit but the machine's
+
     def __init__(self, fd: int, world_size: int) -> None:
         """Map the status page. Raises ValueError unless its size is that of `world_size` ranks."""
         self.fd = fd
@@ -181,27 +187,9 @@ class StatusPage:
         return self.copies_growing + sum(max(0, rank_entry.growing) for rank_entry in self.rank_entries)
 
     @property
-    def copies_growing(self) -> int:
-        """How many bytes copies of other nodes' ranks are about to take."""
-        return self._words[_COPIES_GROWING]
-
-    @property
     def taken(self) -> int:
         """How many bytes snapshots and copies of this node have, all together."""
-        return self._words[_COPIES_TAKEN] + sum(rank_entry.taken for rank_entry in self.rank_entries)
-
-    def announce_copies(self, growing: int, taken: int) -> None:
-        """Publish how many bytes copies of other nodes' ranks are about to take, and have."""
-        self._words[_COPIES_GROWING], self._words[_COPIES_TAKEN] = growing, taken
-
-    @property
-    def memory_limit(self) -> int:
-        """The most bytes that snapshots and copies of this node may take; 0: no limit but that of the machine."""
-        return self._words[_MEMORY_LIMIT]
-
-    @memory_limit.setter
-    def memory_limit(self, nbytes: int) -> None:
-        self._words[_MEMORY_LIMIT] = nbytes
+        return self.copies_taken + sum(rank_entry.taken for rank_entry in self.rank_entries)
 
     @property
     def kept(self) -> int:

@@ -178,7 +178,7 @@ class Vault:
         """Publish how many bytes copies here are about to take, and have."""
         with self._lock:
             if self._is_open:
-                self.status_page.announce_copies(growing, taken)
+                self.status_page.copies_growing, self.status_page.copies_taken = growing, taken
 
     def check_room(self, nbytes: int, what: str) -> None:
         """Raise `NoMemoryError` without room for a copy of this many bytes, which has been announced."""

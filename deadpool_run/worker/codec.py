@@ -146,7 +146,7 @@ class TreeReader:
             case "tensor":
                 return self._tensor(node["at"], like)
             case "array":
-                return _array(node["dtype"], node["shape"], self._blob(node["at"]))
+                return array_of(node["dtype"], node["shape"], self._blob(node["at"]))
             case "torch":
                 return torch.load(io.BytesIO(self._blob(node["at"])), weights_only=True)
             case other:
@@ -163,7 +163,8 @@ def _child(tree: Any, key: Any) -> Any:
     return None
 
 
-def _array(dtype: str, shape: list[int], data: bytes) -> Any:
+def array_of(dtype: str, shape: list[int], data: bytes) -> Any:
+    """Return the array of these bytes in C order; a scalar for the shape [-1]."""
     import numpy as np  # noqa: PLC0415 - only a state that holds an array needs numpy
 
     flat = np.frombuffer(data, dtype=np.dtype(dtype))

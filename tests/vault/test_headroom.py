@@ -72,14 +72,14 @@ def test_a_limit_counts_what_snapshots_and_copies_have_and_are_about_to_take(pag
         pass
     assert page.taken == page.rank_entries[1].taken == 2 * MIB
     page.rank_entries[0].growing = MIB
-    page.announce_copies(growing=MIB, taken=2 * MIB)
+    page.copies_growing, page.copies_taken = MIB, 2 * MIB
     assert page.taken == 4 * MIB
     with growth.by(2 * MIB, "a test"):
         pass
     words = "no memory for a test: it needs 1 B, and 0 B of --snapshot-memory 8.39 MB are left"
     with pytest.raises(NoMemoryError, match=words), growth.by(1, "a test"):
         pass
-    page.announce_copies(growing=0, taken=0)
+    page.copies_growing = page.copies_taken = 0
     with growth.by(3 * MIB, "a test"):
         pass
 

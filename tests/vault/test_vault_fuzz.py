@@ -73,7 +73,7 @@ def slot_with(body):
     return fd
 
 
-ENTRY = segments.encode_entries(())
+ENTRY = to_json(())
 MANIFEST = segments.encode_manifest(
     version=Version(5), rank=Rank(0), tensors=ENTRY, value_tensors=ENTRY, blobs=[(segments.HEADER_BYTES, 7)], values={}
 )

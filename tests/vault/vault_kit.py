@@ -21,6 +21,7 @@ from deadpool_run.vault.transfer.headers import Go, HeldVersions
 from deadpool_run.vault.transfer.replicator import Replicator
 from deadpool_run.vault.vault import Vault
 from deadpool_run.wire.peers import Peer
+from deadpool_run.wire.typed import to_json
 
 LIMIT_S = 10.0
 KIB = 1 << 10
@@ -39,8 +40,8 @@ def fill_slot(fd, rank, version, body):
     manifest = segments.encode_manifest(
         version=Version(version),
         rank=Rank(rank),
-        tensors=segments.encode_entries(()),
-        value_tensors=segments.encode_entries(()),
+        tensors=to_json(()),
+        value_tensors=to_json(()),
         blobs=[(HEADER_BYTES, len(body))],
         values={},
     )

@@ -5,11 +5,11 @@ Each order has a timeout, since a process waits for ever if its storage stops an
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 from deadpool_run.agent.processes.children import Exit, Process
-from deadpool_run.agent.processes.controlled_process import ControlledProcess
+from deadpool_run.agent.processes.controlled_process import ControlChannel, ControlledProcess
 from deadpool_run.agent.processes.forkserver import ForkServer
-from deadpool_run.agent.processes.worker_channel import WorkerChannel
 from deadpool_run.core.recovery.shutdown import describe_exit
 from deadpool_run.ids import Rank
 from deadpool_run.vault.status_page import EMPTY
@@ -23,15 +23,15 @@ _DEATH_S = 5.0
 OnAnswer = Callable[[Message], None]
 
 
+@dataclass(eq=False, slots=True)
 class Checkpointers:
     """The checkpointers of one node, each forked for one checkpoint. In the running loop."""
 
-    def __init__(self, forkserver: ForkServer, vault: Vault, timeout_s: float) -> None:
-        self.forkserver = forkserver
-        self.vault = vault
-        self.timeout_s = timeout_s
-        self.stuck: list[Process] = []
-        """Killed processes that have not ended. While there is one, no other is forked."""
+    forkserver: ForkServer
+    vault: Vault
+    timeout_s: float
+    stuck: list[Process] = field(default_factory=list)
+    """Killed processes that have not ended. While there is one, no other is forked."""
 
     def start(self, ranks: Sequence[Rank], on_answer: OnAnswer) -> "Checkpointer":
         """Fork a checkpointer, and lend it the status page and the slots of these ranks."""
@@ -74,7 +74,7 @@ class Checkpointer:
         if self._child.channel is not None:
             self._send(self._child.channel, order)
 
-    def _send(self, channel: WorkerChannel, order: ToCheckpointer) -> None:
+    def _send(self, channel: ControlChannel, order: ToCheckpointer) -> None:
         self._timer = self._loop.call_later(self._owner.timeout_s, self._overdue)
         channel.send(order)
 

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from deadpool_run.ids import Version
 from deadpool_run.vault.checkpoint_format import NOTHING
@@ -15,25 +16,25 @@ _OBSERVED_RANK = 0
 """The rank whose steps are observed: synchronous ranks are within one step of each other."""
 
 
+@dataclass(eq=False, slots=True)
 class Schedule:
     """Calls `check` in the running loop when a checkpoint may be due. Does nothing without a place to write to."""
 
-    def __init__(self, spec: DurableSpec | None, vault: Vault, check: Callable[[], None]) -> None:
-        self._spec = spec
-        self._vault = vault
-        self._check = check
-        self._loop = asyncio.get_running_loop()
-        self._timer: asyncio.TimerHandle | None = None
-        self._due_at = 0.0
-        self.written = NOTHING
-        """The newest version known to be on the disk. Version 0, the state after set-up, is never written."""
+    spec: DurableSpec | None
+    vault: Vault
+    check: Callable[[], None]
+    written: Version = NOTHING
+    """The newest version known to be on the disk. Version 0, the state after set-up, is never written."""
+    _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
+    _timer: asyncio.TimerHandle | None = None
+    _due_at: float = 0.0
 
     def begin(self, age_s: float = 0.0) -> None:
         """Count from now, or from `age_s` seconds ago."""
         self.stop()
-        if self._spec is None or not self._spec.target:
+        if self.spec is None or not self.spec.target:
             return
-        self._due_at = self._loop.time() + (self._spec.every_s or 0.0) - age_s
+        self._due_at = self._loop.time() + (self.spec.every_s or 0.0) - age_s
         self._timer = self._loop.call_later(self._pause(), self._tick)
 
     def stop(self) -> None:
@@ -48,23 +49,23 @@ class Schedule:
 
     def is_due(self, committed: Version | None) -> bool:
         """Return whether this version must be written now."""
-        assert self._spec is not None
+        assert self.spec is not None
         if committed is None or not self.is_new(committed):
             return False
-        if self._spec.every_steps is not None:
-            return committed >= max(self.written, 0) + self._spec.every_steps
+        if self.spec.every_steps is not None:
+            return committed >= max(self.written, 0) + self.spec.every_steps
         return self._loop.time() >= self._due_at
 
     def _tick(self) -> None:
         self._timer = self._loop.call_later(self._pause(), self._tick)
-        self._check()
+        self.check()
 
     def _pause(self) -> float:
         """Return the time until the next check: half the time to the due step, estimated from the last step."""
-        assert self._spec is not None
+        assert self.spec is not None
         left_s = self._due_at - self._loop.time()
-        if self._spec.every_steps is not None:
-            rank_entry = self._vault.status_page.rank_entries[_OBSERVED_RANK]
-            steps = max(self.written, 0) + self._spec.every_steps - rank_entry.completed
+        if self.spec.every_steps is not None:
+            rank_entry = self.vault.status_page.rank_entries[_OBSERVED_RANK]
+            steps = max(self.written, 0) + self.spec.every_steps - rank_entry.completed
             left_s = steps * rank_entry.step_ns / _NS_PER_S / 2
         return min(max(left_s, _CHECK_MIN_S), _CHECK_MAX_S)

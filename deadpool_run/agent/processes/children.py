@@ -139,23 +139,15 @@ def kill_strangers(timeout_s: float, but: Collection[int] = (), grace_s: float =
 
     For the end of the job, when all our own children were reaped. The others were adopted from workers.
     """
-    due = time.monotonic() + grace_s
-    asked: set[int] = set()
-    while (strangers := _children().difference(but)) and time.monotonic() < due:
-        for pid in strangers - asked:
-            _signal(pid, signal.SIGTERM)
-        asked |= strangers
-        _reap_any(strangers, due)
-    due = time.monotonic() + timeout_s
-    while (strangers := _children().difference(but)) and time.monotonic() < due:
-        for pid in strangers:
-            _signal(pid, signal.SIGKILL)
-        _reap_any(strangers, due)
-
-
-def _signal(pid: int, number: int) -> None:
-    with contextlib.suppress(*_OUT_OF_REACH):
-        os.kill(pid, number)
+    for number, limit_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, timeout_s)):
+        due = time.monotonic() + limit_s
+        asked: set[int] = set()
+        while (strangers := _children().difference(but)) and time.monotonic() < due:
+            for pid in strangers - asked:
+                with contextlib.suppress(*_OUT_OF_REACH):
+                    os.kill(pid, number)
+            asked = strangers
+            _reap_any(strangers, due)
 
 
 def _reap_any(pids: Collection[int], due: float) -> None:

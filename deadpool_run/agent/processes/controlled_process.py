@@ -6,8 +6,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from deadpool_run.agent.processes.children import Exit, Process
-from deadpool_run.agent.processes.worker_channel import WorkerChannel
-from deadpool_run.wire.messages import Message
+from deadpool_run.coordinator.message_stream import MessageStream
+from deadpool_run.wire.messages import FORMAT, Message
+
+MAX_UNSENT_BYTES = 8 << 20
+"""A process with more unread messages is broken: orders are few, and the largest is one `Assign`."""
+
+ControlChannel = MessageStream[Message]
+"""The agent's end of a process's control socket."""
 
 
 @dataclass(eq=False, slots=True)
@@ -25,7 +31,7 @@ class ControlledProcess:
     more_fds: Callable[[], Iterable[int]] = tuple
     """Opens the descriptors that the process gets besides its socket."""
     process: Process | None = None
-    channel: WorkerChannel | None = None
+    channel: ControlChannel | None = None
     doomed: bool = False
     """It was killed, or will be as soon as it exists."""
     recalled: bool = False
@@ -49,12 +55,16 @@ class ControlledProcess:
         """Begin to use the process."""
         assert self._ours is not None
         self.process = process
-        # One that breaks the protocol is killed: its end is handled like any other.
-        self.channel = WorkerChannel(self._ours, self.on_message, lambda _: self.kill())
+        self.channel = ControlChannel(self._ours, FORMAT, MAX_UNSENT_BYTES, self.on_message, self._channel_ended)
         self._ours = None
         if self.doomed:
             self.kill()
         self.on_started()
+
+    def _channel_ended(self, why: Exception) -> None:
+        """Kill a process that breaks the protocol or does not read. One that closed its socket may live on."""
+        if not isinstance(why, ConnectionResetError):
+            self.kill()
 
     def unforked(self, why: str) -> None:
         """Report that there will be no process."""

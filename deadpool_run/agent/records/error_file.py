@@ -7,7 +7,6 @@ launcher copies that of the first failure, with the exit code, to the file that 
 import json
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,19 +20,14 @@ _MAX_BYTES = 16 << 20
 """A larger error file is not read."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Failure:
-    exit_code: int
-    seen_at: float
-
-
 class RootCause:
     """The first failure of this node's workers that was not repaired. `own` is our own error file; empty for none."""
 
     def __init__(self, own: str) -> None:
         self._own = own
         self._files: dict[WorkerId, str] = {}
-        self._failures: dict[str, _Failure] = {}
+        self._failures: dict[str, tuple[int, float]] = {}
+        """The exit code and the time of each failure, by its error file."""
 
     def begin(self) -> None:
         """Forget the failures that a new generation has repaired."""
@@ -50,19 +44,17 @@ class RootCause:
         file = self._files.pop(worker, None)
         exit_code = -signal if signal is not None else code
         if self._own and file is not None and exit_code:
-            self._failures[file] = _Failure(exit_code, float(int(time.time())))
+            self._failures[file] = exit_code, float(int(time.time()))
 
     def publish(self) -> None:
         """Copy the first failure's error file to our own, if there is one."""
-        found = [(failure, _read(file)) for file, failure in self._failures.items()]  # not before: a disk may stall
-        if not found:
-            return
-        failure, error = min(found, key=lambda each: _time_of(each[1], each[0].seen_at))
+        found = [(*failure, _read(file)) for file, failure in self._failures.items()]  # not before: a disk may stall
+        exit_code, _, error = min(found, key=lambda each: _time_of(each[2], each[1]), default=(0, 0.0, None))
         if error is None:
             return
         body, message = dict(error), error["message"]
         if isinstance(message, dict):
-            body["message"] = {**message, "errorCode": failure.exit_code}
+            body["message"] = {**message, "errorCode": exit_code}
         try:
             atomic_file.replace(Path(self._own), json.dumps(body), atomic_file.PUBLIC)
         except OSError as unwritable:

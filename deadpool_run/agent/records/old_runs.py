@@ -52,17 +52,14 @@ def _lives(records: list[Mapping[str, Any]]) -> bool:
     """Return whether a run may not be over. What other machines do is known from its leader's record only."""
     here = socket.gethostname()
     open_ = [record for record in records if not record["ended"]]
-    if any(record["host"] == here and _exists(record["pid"]) for record in open_):
+    pids = [record["pid"] for record in open_ if record["host"] == here]
+    if any(isinstance(pid, int) and Path(f"/proc/{pid}").exists() for pid in pids):
         return True
     leaders = [record for record in records if record.get("leader", True)]
     if leaders:
         last = max(leaders, key=lambda record: record.get("term") or 0)
         return not last["ended"] and last["host"] != here
     return any(record["host"] != here for record in open_)
-
-
-def _exists(pid: object) -> bool:
-    return isinstance(pid, int) and Path(f"/proc/{pid}").exists()
 
 
 def _remove(run_dir: Path) -> None:

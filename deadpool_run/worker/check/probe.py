@@ -7,6 +7,7 @@ import json
 import os
 import signal
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -89,18 +90,18 @@ class _Watch:
         return death
 
 
+@dataclass(frozen=True, slots=True)
 class _Death:
     """The planned death of a rank's process, once per run."""
 
-    def __init__(self, file: Path, fault: Fault) -> None:
-        self._file = file
-        self._fault = fault
+    file: Path
+    fault: Fault
 
     def prepare(self, modules: int, collectives: int) -> None:
         """Make the process die when it reaches the phase."""
         from deadpool_run.worker.check import phases  # noqa: PLC0415 - only a death needs it
 
-        fault = self._fault
+        fault = self.fault
         if fault.phase is FaultPhase.FORWARD:
             phases.in_forward(self.die, int(fault.fraction * modules))
         elif fault.phase is FaultPhase.BACKWARD:
@@ -114,7 +115,7 @@ class _Death:
 
     def step_is_over(self, index: int, *, last: bool) -> None:
         """Die when the script asks for the next step, if that is the phase, or if the phase was not reached."""
-        fault = self._fault
+        fault = self.fault
         if fault.phase is FaultPhase.CAPTURE:
             waits = not last  # the copy starts after this, with a longer interval even after a later step
         else:
@@ -124,12 +125,12 @@ class _Death:
 
     def step_is_counted(self) -> None:
         """Die after the step was counted and before the next one, if that is the phase."""
-        if self._fault.phase is FaultPhase.BETWEEN:
+        if self.fault.phase is FaultPhase.BETWEEN:
             self.die()
 
     def die(self, *, met: bool = True) -> None:
         try:
-            fd = os.open(self._file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+            fd = os.open(self.file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
         except FileExistsError:
             return
         os.write(fd, json.dumps({"met": met, "pid": os.getpid()}).encode())

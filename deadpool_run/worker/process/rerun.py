@@ -19,8 +19,8 @@ from typing import Any
 
 from deadpool_run.core.events import RunUnwound
 from deadpool_run.wire.messages import THIS_WORKER
+from deadpool_run.worker.process.script_files import own_modules
 from deadpool_run.worker.process.session import Session, assume
-from deadpool_run.worker.process.sources import own_modules
 
 
 class ProcessBaseline:
@@ -48,7 +48,7 @@ class ProcessBaseline:
         The script's modules go, because their globals belong to the last run. Libraries stay: they are not made to be
         imported twice in a process.
         """
-        for name, _ in own_modules(self._modules):
+        for name, _, _ in own_modules(self._modules):
             del sys.modules[name]
         os.environ.clear()
         os.environ.update(self.environment)

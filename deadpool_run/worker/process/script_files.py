@@ -5,7 +5,7 @@ import importlib.util
 import runpy
 import sys
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -46,14 +46,16 @@ def is_library(name: str) -> bool:
     )
 
 
-def own_modules() -> Iterator[tuple[str, ModuleType, Path]]:
-    """Yield name, module and file of the script's imported modules, itself included. Compiled modules are none.
+def own_modules(before: Collection[str] = ()) -> Iterator[tuple[str, ModuleType, Path]]:
+    """Yield name, module and file of the script's imported modules, itself included, without those of `before`.
+
+    Compiled modules are left out.
 
     A file may be named by a link, from or to a library's folder: then it is the library's.
     """
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None) or ""
-        if file.endswith(".py") and name.partition(".")[0] != _OWN and not is_library(file):
+        if name not in before and file.endswith(".py") and name.partition(".")[0] != _OWN and not is_library(file):
             where = Path(file).resolve()
             if not is_library(str(where)) and where.is_file():  # torch names files that do not exist
                 yield name, module, where

@@ -7,10 +7,9 @@ workers run a copy.) Imports nothing of torch.
 import hashlib
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from deadpool_run.worker.process import script_files
+from deadpool_run.worker.process.script_files import own_modules
 
 _DIGEST_BYTES = 16
 
@@ -24,15 +23,10 @@ def begin(*, copied: bool) -> None:
     _before = frozenset(name for name in sys.modules if copied or name != "__main__")
 
 
-def own_modules(before: frozenset[str]) -> list[tuple[str, Path]]:
-    """Return name and file of the script's modules that were not loaded before."""
-    return [(name, where) for name, _, where in script_files.own_modules() if name not in before]
-
-
 def record() -> dict[str, Any]:
     """Return time of change, size and digest of each module's file, by module, as JSON values."""
     found = {}
-    for name, file in own_modules(_before):
+    for name, _, file in own_modules(_before):
         try:
             status, content = file.stat(), file.read_bytes()
         except OSError:
@@ -44,7 +38,7 @@ def record() -> dict[str, Any]:
 def edited(recorded: Mapping[str, Any]) -> list[str]:
     """Return the files of modules that differ from those which were recorded, on this or another machine."""
     found = []
-    for name, file in own_modules(_before):
+    for name, _, file in own_modules(_before):
         if name not in recorded:
             continue
         changed_ns, size, digest = recorded[name]

@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from deadpool_run.errors import ScriptError
-from deadpool_run.vault import segments
 from deadpool_run.vault.segments import HEADER_BYTES, Placement, TensorEntry, aligned
+from deadpool_run.wire.typed import to_json
 from deadpool_run.worker.compat.modules import buffers_of, is_wrapper, local, writes_of
 from deadpool_run.worker.snapshot.slot_memory import SlotMemory, copy_each
 from deadpool_run.worker.state.optimizers import Tracked
@@ -151,7 +151,7 @@ class CapturePlan:
         self._layout_version = buffers.layout_version
         heavy = list(protected.heavy())
         self.entries, self.end = lay_out([*heavy, *buffers.tracked], HEADER_BYTES)
-        self.encoded = segments.encode_entries(self.entries)
+        self.encoded = to_json(self.entries)
         # Detached views keep the storage alive; the live tensors are kept so that no other object gets their id().
         self._alive = [tracked.tensor for tracked in heavy]
         own = [local(tracked.tensor).detach() for tracked in heavy]

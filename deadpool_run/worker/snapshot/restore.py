@@ -153,25 +153,12 @@ class Restoration:
 
     def _values(self) -> dict[str, Any]:
         reader = TreeReader(blob=self._blob, tensor=self._tensor)
-        saved = self._manifest.values
         like: dict[str, Any] = {}
         if self._manifest.value_tensors:
             like = self._protected.take() | {"gradients": self._parameters}
         values = {
-            part: {
-                name: reader.decode(node, like.get(part, {}).get(name)) for name, node in saved.get(part, {}).items()
-            }
-            for part in (
-                "modules",
-                "optimizers",
-                "objects",
-                "plain",
-                "members",
-                "gradients",
-                "keeps",
-                "rng",
-                "variables",
-            )
+            part: {name: reader.decode(node, like.get(part, {}).get(name)) for name, node in nodes.items()}
+            for part, nodes in self._manifest.values.items()
         }
         values["members"] = {
             name: [[self._parameters[parameter] for parameter in group] for group in groups]

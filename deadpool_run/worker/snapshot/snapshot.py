@@ -377,7 +377,7 @@ class Snapshots:
 
     def _put_rest(self, values: dict[str, Any]) -> None:
         """Set what `Protected.put` leaves: gradients, and what is known of the script."""
-        self.variables.put(values["variables"])
+        self.variables.put(values.get("variables", {}))  # a checkpoint of an earlier version has none
         keeps = values["keeps"]
         self.agreement.unequal.update(keeps["unequal"])
         self._writes_before_update |= keeps["early"]

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch import Tensor
 from deadpool_run.ids import Rank, Version
 from deadpool_run.vault import segments
 from deadpool_run.vault.segments import SegmentState, SlotHeader, SlotRole
+from deadpool_run.wire.typed import to_json
 from deadpool_run.worker.codec import TreeWriter
 from deadpool_run.worker.compat.modules import local
 from deadpool_run.worker.snapshot.plan import CapturePlan, lay_out
@@ -37,14 +38,14 @@ class StateCapture:
     """Whether the step's kernels had ended by then: a later interruption cannot have made their results wrong."""
 
 
+@dataclass(eq=False)
 class Writer:
     """Writes captures into slots, on one thread."""
 
-    def __init__(self, protected: Protected, rank: Rank, interrupted: Callable[[], bool]) -> None:
-        self._protected = protected
-        self._interrupted = interrupted
-        self._rank = rank
-        self._streams: dict[torch.device, torch.cuda.Stream] = {}
+    protected: Protected
+    rank: Rank
+    interrupted: Callable[[], bool]
+    _streams: dict[torch.device, torch.cuda.Stream] = field(default_factory=dict)
 
     def write(self, memory: SlotMemory, capture: StateCapture) -> bool:
         """Write the slot and mark it complete; return False if the tensors changed after the step's end."""
@@ -57,7 +58,7 @@ class Writer:
         targets = plan.targets(memory) + [memory.view(entry) for entry in value_entries]
         for event in capture.ready:
             event.synchronize()
-        if not capture.ended and self._interrupted():
+        if not capture.ended and self.interrupted():
             return False  # kernels of the step may have read the output of an aborted collective
         self._copy(targets, plan.sources + [local(t) for t in tree.tensors])
         if plan.write_counts() != capture.write_counts:
@@ -70,9 +71,9 @@ class Writer:
         *offsets, manifest_offset = accumulate(sizes, initial=end)
         manifest = segments.encode_manifest(
             version=capture.version,
-            rank=self._rank,
+            rank=self.rank,
             tensors=plan.encoded,
-            value_tensors=segments.encode_entries(value_entries),
+            value_tensors=to_json(value_entries),
             blobs=list(zip(offsets, sizes, strict=True)),
             values=values,
         )
@@ -99,7 +100,7 @@ class Writer:
         }
         values["plain"] = {
             name: tree.encode(optimizer.plain(names) if capture.plan.has_plain else NO_PLAIN, f"the state of {name!r}")
-            for name, optimizer in self._protected.optimizers.items()
+            for name, optimizer in self.protected.optimizers.items()
         }
         return values
 

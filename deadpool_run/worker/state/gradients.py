@@ -17,7 +17,6 @@ from torch.optim import Optimizer
 from deadpool_run.errors import ScriptError, SnapshotError
 from deadpool_run.worker.compat import fsdp
 from deadpool_run.worker.compat import modules as compat_nn
-from deadpool_run.worker.state.optimizers import OptimizerState
 
 
 class Kept(NamedTuple):
@@ -120,22 +119,6 @@ class BucketViews:
                     "which has run fewer steps, does not know where.\nPut all micro-batches of an update into one step."
                 )
             parameter.grad = self._views[id(parameter)] if in_bucket else None
-
-
-def kept_parameters(
-    parameters: Iterable[Tensor], optimizers: Collection[OptimizerState], stepped: Collection[int]
-) -> Iterable[Tensor]:
-    """Return the parameters whose gradients are state, if they have any; `stepped` as in `Protected.take`.
-
-    `parameters` are those of the modules; they count only without optimizers.
-    """
-    idle = [optimizer for optimizer in optimizers if id(optimizer.optimizer) not in stepped]
-    if not idle and (optimizers or stepped):  # the usual case, and this runs at the end of each step
-        return []
-    if optimizers:
-        parameters = (parameter for optimizer in idle for _, parameter in optimizer.parameters())
-    used = {id(each) for optimizer in optimizers if optimizer not in idle for _, each in optimizer.parameters()}
-    return {id(parameter): parameter for parameter in parameters if id(parameter) not in used}.values()
 
 
 def put(parameters: Iterable[Tensor], kept: Iterable[Kept], *, zeroed: bool) -> None:

@@ -230,12 +230,9 @@ class Protected:
             self.modules[name] = ModuleState(name, obj, self._wrappers)
         elif isinstance(obj, Optimizer):
             self.optimizers[name] = OptimizerState(name, obj)
-            obj.register_step_pre_hook(self._note_views)
+            obj.register_step_pre_hook(lambda optimizer, *_: self.views.note(optimizer, self.ddps()))
         else:
             self.objects[name] = obj
-
-    def _note_views(self, optimizer: Optimizer, _args: object, _kwargs: object) -> None:
-        self.views.note(optimizer, self.ddps())
 
     def ddps(self) -> list[DistributedDataParallel]:
         """Return the DDPs in and around the modules."""
@@ -318,16 +315,13 @@ class Protected:
         `stepped` are the identities of the optimizers that have updated since the last call: gradients that they used up
         are not state.
         """
-        taken = {
+        return {
             "modules": {name: module.take() for name, module in self.modules.items()},
             "optimizers": {name: optimizer.take() for name, optimizer in self.optimizers.items()},
             "members": {name: optimizer.members() for name, optimizer in self.optimizers.items()},
             "gradients": self.gradients(stepped),
             "objects": {name: copied(obj.state_dict()) for name, obj in self.objects.items()},
         }
-        updated = (each for each in self.optimizers.values() if id(each.optimizer) in stepped)
-        self.used.note(parameter for optimizer in updated for _, parameter in optimizer.parameters())
-        return taken
 
     def reset(self) -> None:
         """Reset FSDP2 to its state before any forward, so that every rank gathers the same, in the same order.
@@ -354,11 +348,13 @@ class Protected:
         )
 
     def gradients(self, stepped: Collection[int]) -> list[gradients.Kept]:
-        """Return each gradient that is state; `stepped` as in `take`."""
-        parameters = (parameter for _, parameter in self._of_modules())
-        idle = gradients.kept_parameters(parameters, self.optimizers.values(), stepped)
-        found = [parameter for parameter in idle if parameter not in self.used]
-        kept = self.views.take(found, self.ddps()) if found else []
+        """Return each gradient that is state; `stepped` as in `take`. Without optimizers, those of the modules may be."""
+        updated = [each for each in self.optimizers.values() if id(each.optimizer) in stepped]
+        self.used.note(parameter for optimizer in updated for _, parameter in optimizer.parameters())
+        idle = [optimizer.parameters() for optimizer in self.optimizers.values() if optimizer not in updated]
+        candidates = chain(*idle) if self.optimizers or stepped else self._of_modules()
+        found = {id(each): each for _, each in candidates if each not in self.used}
+        kept = self.views.take(found.values(), self.ddps()) if found else []
         if not stepped:
             for module in self.modules.values():
                 gradients.refuse_gathered(module.sharding)

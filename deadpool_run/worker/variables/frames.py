@@ -1,12 +1,13 @@
-"""The running functions of the script: the values of their variables, and how to set them."""
+"""Frames of the script's running functions, the values of their variables, and how to set them."""
 
 import ctypes
 import sys
 import traceback
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from inspect import CO_GENERATOR, CO_OPTIMIZED
 from pathlib import Path
-from types import FrameType
+from types import CellType, FrameType
 from typing import Any
 
 from deadpool_run.worker.process.script_files import is_library, note_file
@@ -43,9 +44,17 @@ def note_loop() -> None:
             return
 
 
-def is_function(frame: FrameType) -> bool:
-    """Return whether the frame has variables of its own. Those of a module are its globals."""
-    return bool(frame.f_code.co_flags & CO_OPTIMIZED)
+def function_frames() -> Iterator[tuple[str, FrameType]]:
+    """Yield the functions of the script that are running, innermost first, each under a name of its own.
+
+    Variables of a module are its globals, and left out.
+    """
+    seen: dict[str, int] = {}
+    for frame in script_frames():
+        if frame.f_code.co_flags & CO_OPTIMIZED:
+            name = f"{frame.f_globals.get('__name__')}.{frame.f_code.co_qualname}"
+            seen[name] = seen.get(name, 0) + 1
+            yield f"{name}()" + (f" {seen[name]}" if seen[name] > 1 else ""), frame
 
 
 def local_variables(frame: FrameType) -> dict[str, Any]:
@@ -67,3 +76,12 @@ def _forget(frame: FrameType) -> None:
     """Empty the frame's copy of its variables, which would keep tensors alive that the script no longer needs."""
     if _COPIES:
         frame.f_locals.clear()
+
+
+def closed_over(cells: Mapping[str, CellType]) -> dict[str, Any]:
+    """Return the variables in these cells that have a value: what a function shares with the one around it."""
+    found = {}
+    for name, cell in cells.items():
+        with suppress(ValueError):  # it has no value yet
+            found[name] = cell.cell_contents
+    return found

@@ -1,7 +1,6 @@
-"""Generators of random numbers in variables: their states, and objects that have these states."""
+"""Random number generators in variables: their states, and generators with a given state."""
 
 import random
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,7 +9,7 @@ from deadpool_run.worker.codec import raw_bytes
 
 
 def state_of(value: Any) -> tuple[str, Any] | None:
-    """Return the kind of a generator, and its state as plain values or bytes; None if it is none that is kept."""
+    """Return the kind of a generator, and its state as plain values or bytes; None for other objects, which are not kept."""
     kind = type(value)
     if kind is random.Random:
         return "random", value.getstate()
@@ -23,40 +22,27 @@ def state_of(value: Any) -> tuple[str, Any] | None:
     return None
 
 
-def _random(state: Any, into: Any) -> random.Random:
-    found: random.Random = into if type(into) is random.Random else random.Random()  # noqa: S311 - the script's own
-    found.setstate(state)
-    return found
+KINDS = frozenset({"random", "generator", "numpy", "mtrand"})
 
 
-def _torch_generator(state: bytes, into: Any) -> torch.Generator:
-    found: torch.Generator = into if type(into) is torch.Generator else torch.Generator()
-    return found.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
-
-
-def _numpy_generator(state: Any, into: Any) -> Any:
+def with_state(kind: str, state: Any, into: Any) -> Any:
+    """Return a generator of this kind with this state: `into`, if that is one."""
+    found: Any
+    if kind == "random":
+        found = into if type(into) is random.Random else random.Random()  # noqa: S311 - the script's own
+        found.setstate(state)
+        return found
+    if kind == "generator":
+        found = into if type(into) is torch.Generator else torch.Generator()
+        return found.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
     import numpy as np  # noqa: PLC0415 - only a state that has one needs numpy
 
-    kind = getattr(np.random, state["bit_generator"])
-    found = (
-        into if type(into) is np.random.Generator and type(into.bit_generator) is kind else np.random.Generator(kind())
-    )
+    if kind == "mtrand":
+        found = into if type(into) is np.random.RandomState else np.random.RandomState()
+        found.set_state(state)
+        return found
+    bits = getattr(np.random, state["bit_generator"])
+    is_alike = type(into) is np.random.Generator and type(into.bit_generator) is bits
+    found = into if is_alike else np.random.Generator(bits())
     found.bit_generator.state = state
     return found
-
-
-def _numpy_old_generator(state: Any, into: Any) -> Any:
-    import numpy as np  # noqa: PLC0415 - only a state that has one needs numpy
-
-    found = into if type(into) is np.random.RandomState else np.random.RandomState()
-    found.set_state(state)
-    return found
-
-
-MAKERS: dict[str, Callable[..., Any]] = {
-    "random": _random,
-    "generator": _torch_generator,
-    "numpy": _numpy_generator,
-    "mtrand": _numpy_old_generator,
-}
-"""By kind: what sets a generator of the script's to a state, or makes one that has it."""

@@ -54,12 +54,8 @@ def attributes_of(value: Any) -> dict[str, Any]:
 def set_attributes(value: Any, attributes: Mapping[str, Any]) -> None:
     """Set attributes of an object, also those in slots and those of frozen data classes."""
     for name, each in attributes.items():
-        if _is_slot(type(value), name):
+        found = next((vars(base)[name] for base in type(value).__mro__ if name in vars(base)), None)
+        if isinstance(found, MemberDescriptorType):
             object.__setattr__(value, name, each)
         else:
             vars(value)[name] = each
-
-
-def _is_slot(kind: type, name: str) -> bool:
-    found = next((vars(base)[name] for base in kind.__mro__ if name in vars(base)), None)
-    return isinstance(found, MemberDescriptorType)

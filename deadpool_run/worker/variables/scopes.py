@@ -1,16 +1,23 @@
-"""Where the script has variables: in functions, modules, objects and dicts of its own."""
+"""Scopes of the script's variables: its functions, modules, objects and dicts."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
-from types import BuiltinFunctionType, CellType, FrameType, FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 from torch import nn
 
 from deadpool_run.worker.process.script_files import own_modules
-from deadpool_run.worker.variables.frames import is_function, local_variables, script_frames, set_local_variables
+from deadpool_run.worker.variables.frames import (
+    closed_over,
+    function_frames,
+    local_variables,
+    script_frames,
+    set_local_variables,
+)
 from deadpool_run.worker.variables.own_objects import attributes_of, has_slots, is_own, set_attributes
-from deadpool_run.worker.variables.values import OpaqueError, ValueWriter
+from deadpool_run.worker.variables.values import Objects, OpaqueError, ValueWriter
 
 _MOST_KEYS = 256
 """A dict or a list with more is one value, not a scope."""
@@ -19,21 +26,17 @@ _OF_TORCH = frozenset(vars(nn.Module()))
 """Attributes of every module: its tables of parameters, buffers, children and hooks, and its mode."""
 
 
+@dataclass(frozen=True, slots=True)
 class Scope:
-    """Variables by name: `read` returns their present values, `write` sets some."""
+    """Some variables of the script, under a name."""
 
-    def __init__(
-        self,
-        name: str,
-        read: Callable[[], Mapping[str, Any]],
-        write: Callable[[Mapping[str, Any]], None],
-        remove: Callable[[str], object] | None = None,
-    ) -> None:
-        """`remove` ends a variable that had no value at a snapshot; None where that makes no difference."""
-        self.name = name
-        self.read = read
-        self.write = write
-        self.remove = remove
+    name: str
+    read: Callable[[], Mapping[str, Any]]
+    """Returns the present values by variable."""
+    write: Callable[[Mapping[str, Any]], None]
+    """Sets some variables."""
+    remove: Callable[[str], object] | None = None
+    """Ends a variable that had no value at a snapshot; None where that makes no difference."""
 
 
 class Scopes:
@@ -47,10 +50,9 @@ class Scopes:
             sources.setdefault(str(frame.f_globals.get("__name__", "")), frame.f_globals)
         self.modules = frozenset(sources)
         self._found: list[Scope] = []
-        self._objects: dict[int, tuple[str, Any]] = {}
-        self._by_name: dict[str, Any] = {}
+        self._objects = Objects()
         self._functions: set[int] = set()
-        for frame_name, frame in frames():
+        for frame_name, frame in function_frames():
             self._search(frame_name, local_variables(frame).items())
         for name, variables in sources.items():
             self._search(name, variables.items())
@@ -63,7 +65,7 @@ class Scopes:
 
     def __iter__(self) -> Iterator[Scope]:
         """Yield the scopes that there are now."""
-        for name, frame in frames():
+        for name, frame in function_frames():
             yield Scope(name, partial(local_variables, frame), partial(set_local_variables, frame))
         yield from self._found
 
@@ -71,16 +73,18 @@ class Scopes:
         """Return the name of an object whose content is a scope. Raises `OpaqueError` for one that is kept otherwise."""
         if id(obj) in self._excluded:
             raise OpaqueError
-        found = self._objects.get(id(obj))
-        return found[0] if found is not None and found[1] is obj else None
+        return self._objects.name_of(obj)
 
     def is_scope(self, obj: object) -> bool:
         """Return whether the content of an object is a scope of its own."""
-        return id(obj) in self._objects
+        return self._objects.name_of(obj) is not None
 
     def named(self, name: str) -> Any:
         """Return the object of that name. Raises `KeyError`."""
-        return self._by_name[name]
+        found = self._objects.named(name)
+        if found is None:
+            raise KeyError(name)
+        return found
 
     def _add(self, scope: Scope) -> None:
         if len(self._found) < _MOST_SCOPES:
@@ -92,7 +96,7 @@ class Scopes:
 
     def _look(self, name: str, value: Any) -> None:
         kind = type(value)
-        if id(value) in self._objects or id(value) in self._excluded:
+        if self.is_scope(value) or id(value) in self._excluded:
             return
         if kind in (FunctionType, MethodType):
             self._look_into(name, value)
@@ -103,7 +107,7 @@ class Scopes:
                 if is_own(type(part), self.modules):
                     self._look(f"{name}[{index}]", part)
         elif isinstance(value, type) and value.__module__ in self.modules:
-            self._add_named(name, value)
+            self._objects.add(name, value)
             self._add(Scope(name, _Variables(vars(value)), partial(_set_of_class, value)))
         elif is_own(kind, self.modules):
             self._add_own(name, value)
@@ -117,7 +121,7 @@ class Scopes:
 
     def _add_own(self, name: str, value: Any) -> None:
         if has_slots(type(value)):
-            self._add_named(name, value)
+            self._objects.add(name, value)
             self._add(
                 Scope(
                     name,
@@ -130,12 +134,8 @@ class Scopes:
             self._add_object(name, value, vars(value))
 
     def _add_object(self, name: str, value: Any, content: dict[str, Any]) -> None:
-        self._add_named(name, value)
+        self._objects.add(name, value)
         self._add(Scope(name, partial(_with_names, content), content.update, content.pop))
-
-    def _add_named(self, name: str, value: Any) -> None:
-        self._objects[id(value)] = (name, value)
-        self._by_name[name] = value
 
     def _look_into(self, name: str, function: Any) -> None:
         """Find what a function of the script's shares with the one around it, and the object of a method."""
@@ -147,17 +147,7 @@ class Scopes:
         self._functions.add(id(function))
         if function.__closure__ and function.__module__ in self.modules:
             cells = dict(zip(function.__code__.co_freevars, function.__closure__, strict=True))
-            self._add(Scope(f"{name}()", partial(_contents, cells), partial(_fill, cells)))
-
-
-def frames() -> Iterator[tuple[str, FrameType]]:
-    """Yield the functions of the script that are running, innermost first, each under a name of its own."""
-    seen: dict[str, int] = {}
-    for frame in script_frames():
-        if is_function(frame):
-            name = f"{frame.f_globals.get('__name__')}.{frame.f_code.co_qualname}"
-            seen[name] = seen.get(name, 0) + 1
-            yield f"{name}()" + (f" {seen[name]}" if seen[name] > 1 else ""), frame
+            self._add(Scope(f"{name}()", partial(closed_over, cells), partial(_fill, cells)))
 
 
 class _Variables:
@@ -189,16 +179,6 @@ def _with_names(content: Mapping[Any, Any]) -> dict[str, Any]:
 def _set_of_class(kind: type, values: Mapping[str, Any]) -> None:
     for name, value in values.items():
         setattr(kind, name, value)
-
-
-def _contents(cells: Mapping[str, CellType]) -> dict[str, Any]:
-    found = {}
-    for name, cell in cells.items():
-        try:
-            found[name] = cell.cell_contents
-        except ValueError:  # not bound yet
-            continue
-    return found
 
 
 def _fill(cells: Mapping[str, CellType], values: Mapping[str, Any]) -> None:

@@ -1,13 +1,14 @@
-"""Tensors and arrays in variables: copies of those that have changed, and the same copy of those that have not.
+"""Copies of the large tensors and arrays in variables. A tensor is copied again only after it has changed.
 
-Whether a large one has changed is asked in each step, and has to be cheap. Torch counts the writes to a tensor; for those that it
-does not count (through `.data`) a sample is compared. Arrays have no such count: large ones are sampled, and compared whole at
-growing distances.
+The check for changes runs in each step and has to be cheap. Torch counts the writes to a tensor. A sample is compared for writes
+that it does not count (through `.data`). Arrays have no such count: large ones are sampled, and compared whole at growing
+distances.
 """
 
 import sys
 import weakref
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,9 +18,9 @@ from deadpool_run.worker.compat.modules import local, writes_of
 from deadpool_run.worker.state.digest import sampled
 
 MOST_BYTES = 64 << 20
-"""So many bytes are kept of the tensors, arrays and strings of one variable."""
+"""The limit on the tensors, arrays and strings of one variable."""
 _MOST_IN_ALL = 256 << 20
-"""So many bytes of large tensors are kept of all variables together."""
+"""The limit on the copies of large tensors and arrays of all variables together."""
 _COMPARED_BYTES = 1 << 20
 """Arrays of up to this size are compared whole in each step."""
 _SAMPLES = 1024
@@ -27,118 +28,24 @@ _DEVICES = ("cpu", "cuda")
 
 
 class TensorCopy:
-    """A copy of a large tensor. Nobody writes to it, and unchanged tensors have the same one in each snapshot."""
+    """A copy of a large tensor, never written to. Unchanged tensors have the same one in each snapshot."""
 
-    __slots__ = ("nbytes", "tensor")
+    __slots__ = ("tensor",)
 
     def __init__(self, tensor: Tensor) -> None:
         self.tensor = tensor
-        self.nbytes = tensor.nbytes
 
 
-class NoRoomError(Exception):
-    """The copies of all variables together are too large."""
-
-
-class TensorCopies:
-    """The copies of the large tensors and arrays of all variables."""
-
-    def __init__(self) -> None:
-        self._known: dict[int, _Known] = {}
-        self._first: set[int] = set()  # copied when the loop began
-        self._begun = False
-        self._used: set[int] = set()
-        self._nbytes = 0
-        self._others: dict[int, weakref.ref[Tensor]] = {}
-        self.thorough = False
-        """Compare arrays whole."""
-
-    def begin(self, others: Iterable[Tensor]) -> None:
-        """Forget all copies; the loop begins. `others` are kept otherwise, and so are tensors that share their memory."""
-        self._known, self._first, self._used, self._nbytes, self._begun = {}, set(), set(), 0, False
-        self._others = {address: weakref.ref(each) for each in others if (address := _address(each))}
-
-    def begun(self) -> None:
-        """Note that all copies so far are of when the loop began."""
-        self._first, self._begun = set(self._known), True
-
-    def next(self, *, thorough: bool) -> None:
-        """Start a snapshot. Free the copies that the one before did not use."""
-        kept = self._first | self._used
-        self._known = {key: known for key, known in self._known.items() if key in kept and known.source() is not None}
-        self._used, self._nbytes, self.thorough = set(), 0, thorough
-
-    def is_other(self, tensor: Tensor) -> bool:
-        """Return whether a tensor is kept otherwise."""
-        address = _address(tensor)
-        other = self._others.get(address)
-        found = None if other is None else other()
-        return found is not None and _address(found) == address
-
-    def of_tensor(self, tensor: Tensor) -> TensorCopy:
-        """Return the copy of a dense tensor, without its graph. Raises `NoRoomError`.
-
-        It is on the tensor's device, or in main memory if it was made when the loop began: such copies are kept.
-        """
-        writes = -1 if tensor.is_inference() else writes_of(tensor)
-        known = self._known_of(tensor)
-        is_counted = known is not None and writes >= 0 and known.writes == writes
-        if known is not None and is_counted and known.is_still(tensor, thorough=self.thorough):
-            return self._use(tensor, known)
-        self._make_room(tensor.nbytes)
-        noted = self._note(tensor, writes, self._cloned(tensor.detach()))
-        noted.has_changed = is_counted
-        return self._use(tensor, noted)
-
-    def _cloned(self, tensor: Tensor) -> Tensor:
-        copy = tensor.resolve_conj().resolve_neg().clone()
-        return copy if self._begun else copy.cpu()
-
-    def of_array(self, array: Any) -> TensorCopy:
-        """Return the copy of an array's bytes, in C order. Raises `NoRoomError`."""
-        known = self._known.get(id(array))
-        known = self._known_of(array)
-        if known is not None:
-            compared = self.thorough or array.nbytes <= _COMPARED_BYTES or known.has_changed
-            if (_has_bytes if compared else _has_sampled)(array, known.copy.tensor):
-                return self._use(array, known)
-        self._make_room(array.nbytes)
-        noted = self._note(array, 0, _bytes_of_array(array))
-        noted.has_changed = known is not None
-        return self._use(array, noted)
-
-    def _known_of(self, source: Any) -> "_Known | None":
-        known = self._known.get(id(source))
-        return known if known is not None and known.source() is source else None
-
-    def _note(self, source: Any, writes: int, copy: Tensor) -> "_Known":
-        known = self._known[id(source)] = _Known(weakref.ref(source), writes, TensorCopy(copy))
-        self._first.discard(id(source))
-        return known
-
-    def _use(self, source: Any, known: "_Known") -> TensorCopy:
-        if id(source) not in self._first and id(source) not in self._used:
-            self._nbytes += known.copy.nbytes
-        self._used.add(id(source))
-        return known.copy
-
-    def _make_room(self, nbytes: int) -> None:
-        if self._nbytes + nbytes > _MOST_IN_ALL:
-            raise NoRoomError
-
-
+@dataclass(eq=False, slots=True)
 class _Known:
     """A tensor or an array, how often it was written to, and its copy."""
 
-    __slots__ = ("_sampled", "copy", "has_changed", "source", "writes")
-
-    def __init__(self, source: Callable[[], Any], writes: int, copy: TensorCopy) -> None:
-        self.source = source
-        self.writes = writes
-        self.copy = copy
-        self.has_changed = False
-        """An array has changed since the loop began; a tensor was written to in a way that torch does not count."""
-        self._sampled: Tensor | None = None
+    source: Callable[[], Any]
+    writes: int
+    copy: TensorCopy
+    has_changed: bool
+    """An array has changed since the loop began; a tensor was written to in a way that torch does not count."""
+    _sampled: Tensor | None = None
 
     def is_still(self, tensor: Tensor, *, thorough: bool) -> bool:
         """Return whether a tensor without counted writes is equal to the copy. On CUDA, where this waits, only if `thorough`."""
@@ -148,6 +55,81 @@ class _Known:
             self._sampled = sampled(self.copy.tensor).cpu()
         now = sampled(tensor.resolve_conj().resolve_neg())
         return not (tensor.is_cuda and self.has_changed) and torch.equal(now.cpu(), self._sampled)
+
+
+class TensorCopies:
+    """The copies of the large tensors and arrays of all variables. Made when the loop begins."""
+
+    def __init__(self, others: Iterable[Tensor] = ()) -> None:
+        """`others` are kept otherwise, and so are tensors that share their memory."""
+        self._known: dict[int, _Known] = {}
+        self._first: set[int] = set()  # copied when the loop began
+        self._begun = False
+        self._used: set[int] = set()
+        self._nbytes = 0
+        self._others = {address: weakref.ref(each) for each in others if (address := _address(each))}
+        self._thorough = False  # arrays are compared whole
+
+    def begun(self) -> None:
+        """Note that all copies so far are of when the loop began."""
+        self._first, self._begun = set(self._known), True
+
+    def next(self, *, thorough: bool) -> None:
+        """Start a snapshot. Free the copies that the one before did not use."""
+        kept = self._first | self._used
+        self._known = {key: known for key, known in self._known.items() if key in kept and known.source() is not None}
+        self._used, self._nbytes, self._thorough = set(), 0, thorough
+
+    def is_other(self, tensor: Tensor) -> bool:
+        """Return whether a tensor is kept otherwise."""
+        address = _address(tensor)
+        other = self._others.get(address)
+        found = None if other is None else other()
+        return found is not None and _address(found) == address
+
+    def of_tensor(self, tensor: Tensor) -> TensorCopy | None:
+        """Return the copy of a dense tensor, without its graph; None if all copies together would be too large.
+
+        It is on the tensor's device, or in main memory if it was made when the loop began: such copies are kept.
+        """
+        writes = -1 if tensor.is_inference() else writes_of(tensor)
+        known = self._known_of(tensor)
+        is_counted = known is not None and writes >= 0 and known.writes == writes
+        if known is not None and is_counted and known.is_still(tensor, thorough=self._thorough):
+            return self._use(tensor, known)
+        if not self._has_room(tensor.nbytes):
+            return None
+        copy = tensor.detach().resolve_conj().resolve_neg().clone()
+        return self._note(tensor, writes, copy if self._begun else copy.cpu(), has_changed=is_counted)
+
+    def of_array(self, array: Any) -> TensorCopy | None:
+        """Return the copy of an array's bytes, in C order; None if all copies together would be too large."""
+        known = self._known_of(array)
+        if known is not None:
+            compared = self._thorough or array.nbytes <= _COMPARED_BYTES or known.has_changed
+            if (_has_bytes if compared else _has_sampled)(array, known.copy.tensor):
+                return self._use(array, known)
+        if not self._has_room(array.nbytes):
+            return None
+        return self._note(array, 0, _bytes_of_array(array), has_changed=known is not None)
+
+    def _known_of(self, source: Any) -> _Known | None:
+        known = self._known.get(id(source))
+        return known if known is not None and known.source() is source else None
+
+    def _note(self, source: Any, writes: int, copy: Tensor, *, has_changed: bool) -> TensorCopy:
+        known = self._known[id(source)] = _Known(weakref.ref(source), writes, TensorCopy(copy), has_changed)
+        self._first.discard(id(source))
+        return self._use(source, known)
+
+    def _use(self, source: Any, known: _Known) -> TensorCopy:
+        if id(source) not in self._first and id(source) not in self._used:
+            self._nbytes += known.copy.tensor.nbytes
+        self._used.add(id(source))
+        return known.copy
+
+    def _has_room(self, nbytes: int) -> bool:
+        return self._nbytes + nbytes <= _MOST_IN_ALL
 
 
 def is_dense(tensor: Tensor) -> bool:
@@ -163,7 +145,7 @@ def is_array(value: Any) -> bool:
 
 
 def is_data(value: Any) -> bool:
-    """Return whether a value is a tensor or an array: an object with so much memory that nobody should keep it alive."""
+    """Return whether a value is a tensor or an array: an object that may be too large to be kept alive."""
     return isinstance(value, Tensor) or (is_array(value) and bool(value.ndim))
 
 

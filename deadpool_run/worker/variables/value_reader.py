@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
+from deadpool_run.worker.codec import array_of
 from deadpool_run.worker.variables import generators
 from deadpool_run.worker.variables.own_objects import set_attributes
 from deadpool_run.worker.variables.tensors import TensorCopy
@@ -55,8 +56,8 @@ class ValueReader:
             return self._sequence(SEQUENCES[tag], parts, into)
         if tag in DICTS:
             return self._dict(DICTS[tag], parts, into)
-        if tag in generators.MAKERS:
-            return generators.MAKERS[tag](*map(self.read, parts), into)
+        if tag in generators.KINDS:
+            return generators.with_state(tag, self.read(parts[0]), into)
         if tag == "scope":
             return self._scope(parts[0])
         return self._simple(tag, parts, into)
@@ -139,16 +140,11 @@ def _is_alike(one: Tensor, other: Tensor) -> bool:
 
 
 def _array(dtype: str, shape: list[int] | None, data: bytes, *, into: Any) -> Any:
-    import numpy as np  # noqa: PLC0415 - only a state that holds an array needs numpy
-
-    flat = np.frombuffer(data, dtype=np.dtype(dtype))
-    if shape is None and not isinstance(into, np.ndarray):
-        return flat[0]
-    made = flat.reshape(shape or ())
-    if type(into) is np.ndarray and (into.dtype, into.shape) == (made.dtype, made.shape) and into.flags.writeable:
-        into[...] = made
-        return into
-    return made.copy()
+    made = array_of(dtype, [-1] if shape is None else shape, data)
+    if type(into) is not type(made) or (into.dtype, into.shape) != (made.dtype, made.shape) or not into.flags.writeable:
+        return made
+    into[...] = made
+    return into
 
 
 def _class(module: str, name: str) -> Any:

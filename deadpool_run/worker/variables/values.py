@@ -19,7 +19,6 @@ from deadpool_run.worker.variables import generators
 from deadpool_run.worker.variables.own_objects import attributes_of, is_own
 from deadpool_run.worker.variables.tensors import (
     MOST_BYTES,
-    NoRoomError,
     TensorCopies,
     TensorCopy,
     is_array,
@@ -35,9 +34,10 @@ FACTORIES: dict[str, type] = {each.__name__: each for each in (list, dict, set, 
 """What a `defaultdict` may make its values with, to be made again itself."""
 _INT64 = 1 << 63
 MOST_VALUES = 4096
-"""So many numbers, strings and containers are kept of one variable."""
+"""The limit on the numbers, strings and containers of one variable."""
 MOST_NUMBERS = 1 << 17
-"""So many numbers are kept of a list, or another container, that has nothing else."""
+"""The limit on the numbers of a list, or another container, that has nothing else."""
+_TOO_MANY = f"it has more than {MOST_VALUES} values (or {MOST_NUMBERS}, if all are numbers)"
 _NUMBERS = frozenset({float, int, bool, type(None)})
 _INLINE_BYTES = 16 << 10
 """Larger tensors and arrays have a copy of their own, which is not made again before they change."""
@@ -51,13 +51,6 @@ class OpaqueError(Exception):
 
 class UnkeptDataError(OpaqueError):
     """Data that is not kept; the message says why: it is too large, say."""
-
-
-class TooLargeError(UnkeptDataError):
-    """A value of plain parts that are too many."""
-
-    def __init__(self) -> None:
-        super().__init__(f"it has more than {MOST_VALUES} values (or {MOST_NUMBERS}, if all are numbers)")
 
 
 class Objects:
@@ -127,7 +120,7 @@ class ValueWriter:
         kind = type(value)
         self._values += 1
         if self._values > MOST_VALUES:
-            raise TooLargeError
+            raise UnkeptDataError(_TOO_MANY)
         if kind is str or kind is bytes:
             self._count_bytes(len(value))
             return value
@@ -183,7 +176,7 @@ class ValueWriter:
             plain = value.detach().resolve_conj().resolve_neg()
             node: Any = ["tensor", str(value.dtype).removeprefix("torch."), list(value.shape), raw_bytes(plain)]
         else:
-            node = ["large", str(value.device), self._copied(self._copies.of_tensor, value)]
+            node = ["large", str(value.device), _with_room(self._copies.of_tensor(value))]
         if value.grad_fn is not None:
             return ["graph", node]
         if value.requires_grad:
@@ -200,33 +193,17 @@ class ValueWriter:
         if not value.flags.writeable or type(value).__name__ != "ndarray":
             raise OpaqueError  # a file in memory, say
         self._count_bytes(value.nbytes)
-        return ["large array", kind, shape, self._copied(self._copies.of_array, value)]
+        return ["large array", kind, shape, _with_room(self._copies.of_array(value))]
 
-    def _copied(self, copy: Callable[[Any], TensorCopy], value: Any) -> TensorCopy:
-        try:
-            return copy(value)
-        except NoRoomError as error:
-            raise UnkeptDataError("all large variables together are larger than 256 MiB") from error
-
-    def _nested(self, kind: type, value: Any) -> Any:  # noqa: PLR0911 - one line for each kind
+    def _nested(self, kind: type, value: Any) -> Any:
         if id(value) in self._within or len(self._within) > _DEEPEST:
             raise OpaqueError
         self._within.add(id(value))
         try:
             if kind in SEQUENCES.values():
-                if len(value) > MOST_VALUES:
-                    return self._numbers(kind, value)
-                most = [value.maxlen] if kind is deque else []
-                values = self._all(value)
-                return [
-                    kind.__name__,
-                    sorted(values, key=repr) if isinstance(value, set | frozenset) else values,
-                    *most,
-                ]
+                return self._container(kind, value, value)
             if kind in DICTS.values():
-                if len(value) > MOST_VALUES:
-                    return self._numbers(kind, value)
-                return [kind.__name__, self._all(value.keys()), self._all(value.values()), *_factory_of(value)]
+                return self._container(kind, value, value.keys(), value.values())
             if issubclass(kind, tuple) and hasattr(kind, "_fields"):
                 return ["named", kind.__module__, kind.__qualname__, self._all(value)]
             if is_own(kind, self._own) and kind.__new__ in _MAKERS:
@@ -236,25 +213,25 @@ class ValueWriter:
         finally:
             self._within.discard(id(value))
 
+    def _container(self, kind: type, value: Any, *columns: Iterable[Any]) -> list[Any]:
+        nodes = self._numbers(value, columns) if len(value) > MOST_VALUES else [self._all(each) for each in columns]
+        if kind in (set, frozenset):
+            nodes = [sorted(each, key=repr) for each in nodes]
+        return [kind.__name__, *nodes, *([value.maxlen] if kind is deque else _factory_of(value))]
+
     def _all(self, values: Iterable[Any]) -> list[Any]:
         try:
             return [self._write(each) for each in values]
         except RuntimeError as error:  # another thread changed its size meanwhile
             raise OpaqueError from error
 
-    def _numbers(self, kind: type, value: Any) -> Any:
-        """Write a large container of numbers, or a dict from and to numbers, at C speed."""
-        columns = [list(value), list(value.values())] if kind in DICTS.values() else [list(value)]
-        most = [value.maxlen] if kind is deque else []
+    def _numbers(self, value: Any, columns: Iterable[Iterable[Any]]) -> list[list[Any]]:
+        """Return the numbers of a large container that has nothing else, at C speed."""
+        found = [list(column) for column in columns]
         self._values += len(value)
-        plain = all(_are_numbers(column) for column in columns)
-        if self._values > MOST_NUMBERS or self._noting or not plain:
-            raise TooLargeError
-        return [
-            kind.__name__,
-            *(sorted(each, key=repr) if kind in (set, frozenset) else each for each in columns),
-            *most,
-        ]
+        if self._values > MOST_NUMBERS or self._noting or not all(map(_are_numbers, found)):
+            raise UnkeptDataError(_TOO_MANY)
+        return found
 
     def _generator(self, value: Any) -> Any:
         found = generators.state_of(value)
@@ -274,6 +251,12 @@ def differ(one: Any, other: Any) -> bool:
             return math.isnan(one) != math.isnan(other)
         return one != other or math.copysign(1, one) != math.copysign(1, other)
     return bool(one != other)
+
+
+def _with_room(copy: TensorCopy | None) -> TensorCopy:
+    if copy is None:
+        raise UnkeptDataError("all large variables together are larger than 256 MiB")
+    return copy
 
 
 def _factory_of(value: Any) -> list[str]:

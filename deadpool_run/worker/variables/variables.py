@@ -98,7 +98,7 @@ class Variables:
         note_loop()
         self._scopes = Scopes(excluded, modules)
         self._objects = Objects()
-        self._copies.begin(others)
+        self._copies = TensorCopies(others)
         self._before = {
             scope.name: {name: self._note(f"{scope.name}.{name}", value) for name, value in scope.read().items()}
             for scope in self._scopes

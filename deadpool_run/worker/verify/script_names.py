@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from deadpool_run.worker.variables.frames import is_scripts, script_frames
+from deadpool_run.worker.variables.frames import closed_over, is_scripts, script_frames
 
 
 def path_to(obj: object) -> str:
@@ -39,22 +39,12 @@ def _paths(variables: Mapping[str, Any], obj: object) -> Iterator[str]:
         if _is_in(value, obj):
             yield name
         elif isinstance(value, FunctionType):
-            yield from _closed_over(value, obj)
+            cells = dict(zip(value.__code__.co_freevars, value.__closure__ or (), strict=True))
+            yield from (shared for shared, part in closed_over(cells).items() if _is_in(part, obj))
         elif not isinstance(value, nn.Module):
             attributes = getattr(value, "__dict__", None)
             if isinstance(attributes, dict) and not isinstance(value, type(sys)):
                 yield from (f"{name}.{key}" for key, part in list(attributes.items()) if _is_in(part, obj))
-
-
-def _closed_over(function: FunctionType, obj: object) -> Iterator[str]:
-    """Yield the variables that a function uses of an enclosing one."""
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        try:
-            value = cell.cell_contents
-        except ValueError:  # not bound yet
-            continue
-        if _is_in(value, obj):
-            yield name
 
 
 def _is_in(value: object, obj: object) -> bool:

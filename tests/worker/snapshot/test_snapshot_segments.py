@@ -8,6 +8,7 @@ from deadpool_run.errors import SnapshotError
 from deadpool_run.ids import Rank, Version
 from deadpool_run.vault import segments
 from deadpool_run.vault.segments import HEADER_BYTES, Placement, SegmentState, SlotHeader, SlotRole, TensorEntry
+from deadpool_run.wire.typed import to_json
 
 ENTRIES = (
     TensorEntry("model/a", SlotRole.PARAMETER, "float32", (2, 2), (1, 2), "cpu", HEADER_BYTES, 16),
@@ -37,8 +38,8 @@ def write(fd, *, version=7, entries=ENTRIES, blobs=((HEADER_BYTES + 128, 3),)):
     manifest = segments.encode_manifest(
         version=Version(version),
         rank=Rank(3),
-        tensors=segments.encode_entries(entries),
-        value_tensors=segments.encode_entries(()),
+        tensors=to_json(entries),
+        value_tensors=to_json(()),
         blobs=blobs,
         values={"a": [1, None, "ü"]},
     )

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deadpool_run.worker.variables.value_reader import ValueReader
-from deadpool_run.worker.variables.values import OpaqueError, TooLargeError, ValueWriter, differ
+from deadpool_run.worker.variables.values import OpaqueError, UnkeptDataError, ValueWriter, differ
 from deadpool_run.worker.variables.variables import Variables
 
 Pair = collections.namedtuple("Pair", "left right")  # noqa: PYI024 - as scripts do
@@ -292,5 +292,5 @@ def test_opaque_values_are_refused(value):
 
 
 def test_too_many_values_are_refused():
-    with pytest.raises(TooLargeError):
+    with pytest.raises(UnkeptDataError, match="values"):
         ValueWriter().write([list(range(100))] * 100)

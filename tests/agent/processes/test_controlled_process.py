@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from kit.orders import assign
 
-from deadpool_run.agent.processes import children, worker_channel
+from deadpool_run.agent.processes import children
 from deadpool_run.agent.processes.children import Exit, Process
-from deadpool_run.agent.processes.worker_channel import WorkerChannel
+from deadpool_run.agent.processes.controlled_process import MAX_UNSENT_BYTES, ControlChannel, ControlledProcess
 from deadpool_run.core.effects import AbortStep
 from deadpool_run.core.events import WorkerRaised, WorkerReady
 from deadpool_run.ids import WorkerId
@@ -39,12 +39,16 @@ async def turn():
 class Peer:
     """A channel, its other end, and what it called back."""
 
-    def __init__(self):
+    def __init__(self, max_unsent_bytes=MAX_UNSENT_BYTES):
         ours, self.sock = socket.socketpair()
         self.sock.settimeout(TIMEOUT_S)
         self.heard = asyncio.Queue()
         self.broken = []
-        self.channel = WorkerChannel(ours, self.heard.put_nowait, self.broken.append)
+        self.channel = ControlChannel(ours, FORMAT, max_unsent_bytes, self.heard.put_nowait, self.ended)
+
+    def ended(self, why):
+        if not isinstance(why, ConnectionResetError):
+            self.broken.append(why)
 
     def __enter__(self):
         return self
@@ -109,11 +113,9 @@ def test_what_the_peer_does_not_take_yet_waits_in_order():
     run(main())
 
 
-def test_a_peer_that_never_reads_is_broken(monkeypatch):
-    monkeypatch.setattr(worker_channel, "MAX_UNSENT_BYTES", 1_000_000)
-
+def test_a_peer_that_never_reads_is_broken():
     async def main():
-        with Peer() as peer:
+        with Peer(max_unsent_bytes=1_000_000) as peer:
             reader, writer = os.pipe()
             for _ in range(3):
                 peer.channel.send(assign(env={"A": "a" * 600_000}, fds=("stdout",)), [writer])
@@ -178,6 +180,44 @@ def start(code):
     )
     child.returncode = 0
     return child
+
+
+def controlled():
+    """Return a process that does nothing, and our copy of its end of the control socket."""
+    ended = asyncio.Event()
+    found = ControlledProcess(
+        "worker",
+        on_started=lambda: None,
+        on_message=lambda _: None,
+        on_failed=lambda _: None,
+        on_ended=lambda _: ended.set(),
+    )
+    (theirs,) = found.make_fds()
+    found.forked(Process(start("import signal; signal.pause()").pid, found.exited))
+    return found, socket.socket(fileno=theirs), ended
+
+
+def test_a_process_that_talks_nonsense_is_killed():
+    async def main():
+        _, theirs, ended = controlled()
+        with theirs:
+            theirs.sendall(b"\x00\x00\x00\x02{}")
+            await ended.wait()
+
+    run(main())
+
+
+def test_a_process_that_closes_its_socket_lives_on():
+    async def main():
+        process, theirs, ended = controlled()
+        theirs.close()
+        while process.channel.open:
+            await turn()
+        assert not process.doomed
+        process.kill()
+        await ended.wait()
+
+    run(main())
 
 
 @pytest.mark.parametrize(
