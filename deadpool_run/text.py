@@ -1,9 +1,11 @@
 """Words for messages that several rooms write."""
 
+import re
 from collections.abc import Sequence
 
 _UNITS = ("B", "kB", "MB", "GB", "TB")
 _STEP = 1000.0
+_PASSWORD = re.compile(r"://([^/\s:@]*):[^/\s]*@")
 
 
 def shortened(names: Sequence[str], most: int = 3) -> str:
@@ -25,3 +27,8 @@ def size(nbytes: float | None) -> str:
 def printable(value: object) -> str:
     """Return the text without control characters, because it may quote a script, or somebody on the network."""
     return "".join(character if character.isprintable() else " " for character in str(value))
+
+
+def without_passwords(text: str) -> str:
+    """Return the text with `***` for the passwords of URLs."""
+    return _PASSWORD.sub(r"://\1:***@", text)

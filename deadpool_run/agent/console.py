@@ -9,6 +9,7 @@ from pathlib import Path
 from textwrap import indent
 
 from deadpool_run.coordinator.sink import Sink, Stream
+from deadpool_run.text import without_passwords
 
 _STDERR = 2
 _PREFIX = "deadpool-run: "
@@ -62,8 +63,8 @@ def in_background() -> Iterator[Console]:
 
 
 def tell(text: str) -> None:
-    """Print a line for the user. A failure is ignored: it must not end a job."""
-    line = f"{_PREFIX}{text}\n".encode(errors="replace")
+    """Print a line for the user, without passwords of URLs. A failure is ignored: it must not end a job."""
+    line = f"{_PREFIX}{without_passwords(text)}\n".encode(errors="replace")
     if _console is not None:
         _console.stream(_STDERR).put(line)
         return

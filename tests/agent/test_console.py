@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from deadpool_run.agent.console import Console, announcement, report_request
+from deadpool_run.agent.console import Console, announcement, report_request, tell
 
 
 def test_a_reason_of_one_line_is_on_the_line():
@@ -20,6 +20,11 @@ def test_a_reason_of_one_line_is_on_the_line():
 
 def test_a_reason_of_several_lines_is_below():
     assert announcement("stopping the job", "wrong\nwrite it so\n") == "stopping the job:\n  wrong\n  write it so"
+
+
+def test_a_line_has_no_password_of_a_url(capfd):
+    tell("step 8 is durable: ftp://me:secret@host/kept/it (1.0 MB)")
+    assert capfd.readouterr().err == "deadpool-run: step 8 is durable: ftp://me:***@host/kept/it (1.0 MB)\n"
 
 
 def test_a_report_names_versions_and_the_journal():

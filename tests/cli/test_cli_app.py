@@ -225,7 +225,9 @@ def test_a_script_with_a_commands_name_is_reached_by_a_path_or_dashes(home):
 
 def test_env_prints_no_secret(home):
     variables = {"DEADPOOL_TOKEN": "open sesame", "NCCL_DEBUG": "INFO", "SLURM_JOB_SECRET_FILE": "open sesame"}
+    variables["DEADPOOL_DURABLE"] = "ftp://me:sesame@host/run"
     printed = deadpool("env", env=ours(home, **variables)).stdout
     assert "DEADPOOL_TOKEN=<set>" in printed
     assert "NCCL_DEBUG=INFO" in printed
-    assert "open sesame" not in printed
+    assert "DEADPOOL_DURABLE=ftp://me:***@host/run" in printed
+    assert "sesame" not in printed

@@ -6,9 +6,11 @@ from pathlib import Path
 import pytest
 
 from deadpool_run.cli.cluster.spec_builder import plan
+from deadpool_run.cli.commands.dry_run import settings_lines
 from deadpool_run.cli.commands.launch import resolved
 from deadpool_run.cli.options.machine import Surroundings
 from deadpool_run.errors import UsageError
+from deadpool_run.text import without_passwords
 from deadpool_run.wire.checkpoints import DurableSpec
 
 HERE = Surroundings(
@@ -56,6 +58,26 @@ def test_steps_or_minutes(text, steps, seconds):
 def test_urls_stay_as_they_are():
     assert durable(durable="s3://bucket/run").target == "s3://bucket/run"
     assert durable(durable="kept", resume="s3://bucket/run/step-00000012").resume == "s3://bucket/run/step-00000012"
+
+
+@pytest.mark.parametrize("password", ["secret", "secret:2@x", ""])
+def test_passwords_of_urls_are_not_shown(password):
+    given = {
+        "durable": f"ftp://me:{password}@host/run",
+        "resume": f"cached::ftp://me:{password}@host/run/step-00000012",
+    }
+    values = resolved({"no_config": True, **given}, {})
+    assert values.text("durable") == given["durable"]
+    shown = {line.split()[0]: line.split()[1] for line in settings_lines(values)}
+    assert (shown["durable"], shown["resume"]) == (
+        "ftp://me:***@host/run",
+        "cached::ftp://me:***@host/run/step-00000012",
+    )
+
+
+def test_urls_without_a_password_are_shown_as_they_are():
+    for url in ("s3://bucket/run", "ftp://me@host/run", "etcd://h:1,g:2/x", "http://[::1]:80/a:b@c"):
+        assert without_passwords(url) == url
 
 
 def test_one_to_begin_from_needs_no_place_to_write_to():

@@ -190,7 +190,7 @@ def test_one_that_does_not_lead_yet_is_asked_again_and_again_but_ever_more_rarel
         mine.hear_claim(agents(1, claimed))
         await claimed.until(lambda: len(claimed.came) == 6)
         await claimed.came[-1][1].hears(1)
-        await mine._follower.answered()
+        await mine._follower.answered(mine._timeout_s)
         assert mine._follower.was_answered
         assert not mine.over.done()
         times = [at for at, _ in claimed.came]

@@ -1,6 +1,7 @@
 """What a worker leaves running in the background is asked to end, and has a grace, if the worker ended in order."""
 
 import os
+import re
 import select
 
 import pytest
@@ -14,7 +15,7 @@ DEAF = NEAR.replace("echo near >$NEWS; exit", "")
 
 @pytest.fixture
 def left_by(cluster, tmp_path):
-    """Run a job whose only rank starts these and then ends so. Return it, and what they told."""
+    """Run a job whose only rank starts these and then ends so. Return what they told, and the agent's lines about them."""
     fifos = {name: tmp_path / name for name in ("NEWS", "UP", "NEVER")}
     for path in fifos.values():
         os.mkfifo(path)
@@ -28,7 +29,8 @@ def left_by(cluster, tmp_path):
         job = cluster(str(script), script="/bin/sh", nproc=1, spares=0, options=options, env=env)
         assert job.wait_exit() == code, job.told()
         job.check_nothing_left()
-        return set(os.read(fds[0], 1000).split()) if select.select(fds[:1], [], [], 0)[0] else set()
+        told = set(os.read(fds[0], 1000).split()) if select.select(fds[:1], [], [], 0)[0] else set()
+        return told, [line for line in job.stderr.splitlines() if "left behind" in line]
 
     yield run
     for fd in fds:
@@ -36,13 +38,18 @@ def left_by(cluster, tmp_path):
 
 
 def test_after_success_they_are_asked_to_end(left_by):
-    assert left_by(NEAR, FAR, end="exit 0", code=0) == {b"near", b"far"}
+    assert left_by(NEAR, FAR, end="exit 0", code=0)[0] == {b"near", b"far"}
 
 
 def test_one_that_does_not_end_is_killed_after_the_grace(left_by):
-    assert left_by(DEAF, FAR, end="exit 0", code=0, grace="1") == {b"far"}
+    told, (line,) = left_by(DEAF, FAR, end="exit 0", code=0, grace="2")
+    assert told == {b"far"}
+    assert re.search(
+        r"waiting up to \d s \(--shutdown-timeout\) for what workers left behind, and SIGTERM did not end: \d+ \(sh\)",
+        line,
+    )
 
 
 def test_after_a_failure_the_group_is_killed_at_once(left_by):
     """A replacement would need its devices."""
-    assert left_by(NEAR, FAR, end="exit 3", code=1) == {b"far"}
+    assert left_by(NEAR, FAR, end="exit 3", code=1)[0] == {b"far"}

@@ -23,6 +23,7 @@ from deadpool_run.agent.checkpoint.schedule import Schedule
 from deadpool_run.core.state import State
 from deadpool_run.core.transitions import JobPhase
 from deadpool_run.ids import NodeId, Rank, Version
+from deadpool_run.text import without_passwords
 from deadpool_run.vault.checkpoint_format import CheckpointStep
 from deadpool_run.vault.vault import Vault
 from deadpool_run.wire import peers
@@ -70,7 +71,8 @@ class CheckpointLeader:
         if self.spec is None:
             return None
         newest = dict.fromkeys(peers.Durable.__struct_fields__) if self.newest is None else asdict(self.newest)
-        return {"place": self.spec.target, **newest}
+        shown = {"place": self.spec.target, **newest}
+        return {name: without_passwords(value) if isinstance(value, str) else value for name, value in shown.items()}
 
     # --- a world begins --------------------------------------------------------------------------------------------
 

@@ -107,12 +107,13 @@ class Follower:
         """Whether the leader has sent anything. Until then the end of the connection proves nothing."""
         return self._answered.done() and not self._answered.cancelled() and self._answered.result()
 
-    async def answered(self) -> bool:
-        """Wait for the first message or the end of the connection; return whether a leader answered.
+    async def answered(self, silence_s: float) -> bool:
+        """Wait for the first message or the end of the connection, up to `silence_s`; return whether a leader answered.
 
         An agent that redirects to another is no leader.
         """
-        return await self._answered
+        await asyncio.wait({self._answered}, timeout=_spread(silence_s))
+        return self.was_answered
 
     def begin(self, on_message: Callable[[peers.Message], None], on_lost: Callable[[], None]) -> None:
         """Handle messages, those that came before included. `on_lost` is called when the connection ends."""
@@ -130,14 +131,10 @@ class Follower:
     def keep_connected(
         self, node: NodeId, term: int, dial: Callable[[], Awaitable[PeerConnection]], silence_s: float
     ) -> None:
-        """Make a new connection whenever this one breaks, or is silent for `silence_s`, or up to half as long again.
-
-        The leader may just be busy, so that not all nodes are to dial it at the same time.
-        """
-        silence_s *= random.uniform(1.0, 1.5)  # noqa: S311 - no secret
+        """Make a new connection whenever this one breaks, or is silent for `silence_s`."""
         if self._closed:
             return
-        self._task = asyncio.get_running_loop().create_task(self._mend(node, term, dial, silence_s))
+        self._task = asyncio.get_running_loop().create_task(self._mend(node, term, dial, _spread(silence_s)))
 
     async def _mend(
         self, node: NodeId, term: int, dial: Callable[[], Awaitable[PeerConnection]], silence_s: float
@@ -281,3 +278,8 @@ class Follower:
             self._on_lost()
         elif not self._taken.done():
             self._taken.set_exception(LostError(f"the leader cannot be reached: {why}"))
+
+
+def _spread(silence_s: float) -> float:
+    """Return up to half as long again: the leader may just be busy, and not all nodes are to dial it at the same time."""
+    return silence_s * random.uniform(1.0, 1.5)  # noqa: S311 - no secret

@@ -6,6 +6,7 @@ The node and its workers stay when the leader changes: only what is above them i
 import asyncio
 from collections.abc import Awaitable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from deadpool_run.agent.cluster import rendezvous
@@ -267,7 +268,7 @@ class Participation:
     async def _is_followed(self, leader: Peer, term: int) -> bool:
         """Return whether the agent was connected, and answers as a leader."""
         try:
-            connection = await handshake.connect(leader.address, leader.port, ConnectionRole.MEMBER, self._credentials)
+            connection = await self._dial(leader)
         except (OSError, GreetingRefusedError):
             return False
         if not self._is_awaited(term):
@@ -277,7 +278,7 @@ class Participation:
         follower = Follower(connection, rejoin, self._session)
         self._attach(follower)
         self._replicator.report_all()
-        if await follower.answered():
+        if await follower.answered(_SILENCE * self._timeout_s):
             self._keep_connected(follower, leader, term)
             self._pass_on_requests(follower)
             return True
@@ -288,13 +289,12 @@ class Participation:
 
     def _keep_connected(self, follower: Follower, leader: Peer | None, term: int) -> None:
         assert leader is not None
+        follower.keep_connected(self._here.node, term, partial(self._dial, leader), _SILENCE * self._timeout_s)
 
-        def dial() -> Awaitable[PeerConnection]:
-            return handshake.connect(
-                leader.address, leader.port, ConnectionRole.MEMBER, self._credentials, _SILENCE * self._timeout_s
-            )
-
-        follower.keep_connected(self._here.node, term, dial, _SILENCE * self._timeout_s)
+    def _dial(self, leader: Peer) -> Awaitable[PeerConnection]:
+        return handshake.connect(
+            leader.address, leader.port, ConnectionRole.MEMBER, self._credentials, _SILENCE * self._timeout_s
+        )
 
     def _is_awaited(self, term: int) -> bool:
         return not self.over.done() and self._leadership.agent.term == term and self._follower is None

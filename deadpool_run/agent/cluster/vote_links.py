@@ -13,6 +13,8 @@ from deadpool_run.wire.peers import Message, Peer
 
 _REFUSED = 0.1
 """A host that refuses for so many node timeouts has no agent: one that starts, or greets too many others, refuses for less."""
+_PATIENCE = 0.5
+"""Node timeouts for a connection, and again for its greeting: one that only one end knows of is not to cost a node."""
 _DIALS = 256
 """At once: a new leader dials every node, and each greeting has a time limit."""
 _PAUSE = 0.05
@@ -99,7 +101,7 @@ class VoteLinks:
         try:
             async with self._dials:
                 connection = await handshake.connect(
-                    peer.address, peer.port, ConnectionRole.VOTE, self._credentials, self._timeout_s
+                    peer.address, peer.port, ConnectionRole.VOTE, self._credentials, _PATIENCE * self._timeout_s
                 )
         except ConnectionRefusedError:
             now = self._loop.time()

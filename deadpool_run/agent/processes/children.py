@@ -16,6 +16,9 @@ _PR_SET_DUMPABLE = 4
 _OUT_OF_REACH = (ProcessLookupError, PermissionError)
 """No signal reaches a process that is gone, or runs a setuid program."""
 
+_QUIET_S = 1.0
+"""Nobody needs to know of a wait that ends within this time."""
+
 
 @dataclass(frozen=True, slots=True)
 class Exit:
@@ -134,20 +137,38 @@ def reap_strangers(known: Callable[[int], Process | None]) -> None:
             os.waitpid(ended.si_pid, 0)
 
 
-def kill_strangers(timeout_s: float, but: Collection[int] = (), grace_s: float = 0.0) -> None:
+def kill_strangers(
+    timeout_s: float,
+    but: Collection[int] = (),
+    grace_s: float = 0.0,
+    on_wait: Callable[[Collection[int], float], None] = lambda *_: None,
+) -> None:
     """End and reap all children except `but`, and the orphans that these leave: SIGTERM, then SIGKILL, for up to `timeout_s`.
 
+    `on_wait` is called once if some have not ended a moment after SIGTERM, with their numbers and the seconds that are left.
     For the end of the job, when all our own children were reaped. The others were adopted from workers.
     """
+    quiet_until: float | None = time.monotonic() + _QUIET_S
     for number, limit_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, timeout_s)):
         due = time.monotonic() + limit_s
         asked: set[int] = set()
-        while (strangers := _children().difference(but)) and time.monotonic() < due:
+        while (strangers := _children().difference(but)) and (now := time.monotonic()) < due:
             for pid in strangers - asked:
                 with contextlib.suppress(*_OUT_OF_REACH):
                     os.kill(pid, number)
             asked = strangers
-            _reap_any(strangers, due)
+            if quiet_until is not None and now >= quiet_until:
+                quiet_until = None
+                on_wait(strangers, due - now)
+            _reap_any(strangers, due if quiet_until is None else min(due, quiet_until))
+        quiet_until = None
+
+
+def title(pid: int) -> str:
+    """Return the number of a process, and its name as the kernel knows it."""
+    with contextlib.suppress(OSError):  # it has ended
+        return f"{pid} ({Path(f'/proc/{pid}/comm').read_text(errors='replace').strip()})"
+    return str(pid)
 
 
 def _reap_any(pids: Collection[int], due: float) -> None:

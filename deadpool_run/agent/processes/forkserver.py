@@ -6,17 +6,21 @@ import json
 import os
 import signal
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from deadpool_run.agent.console import tell
 from deadpool_run.agent.processes import children as processes
 from deadpool_run.agent.processes.children import Exit, Process
 from deadpool_run.agent.processes.controlled_process import ControlledProcess
 from deadpool_run.agent.processes.forkserver_main import MAX_PACKET_BYTES
 from deadpool_run.agent.processes.forkserver_process import ForkServerProcess, ForkServerSpec
+from deadpool_run.text import printable, shortened
 from deadpool_run.wire.auth import Credentials
 
+_NAMED = 5
+"""So many processes are named in a line."""
 _MAX_DEATHS_UNPREPARED = 3
 """Fork servers in a row that may die before they can fork. Then the job ends."""
 
@@ -72,7 +76,8 @@ class ForkServer:
         Before `close`: a fork server that ends kills all that is left of the job.
         """
         if not self._orders:
-            processes.kill_strangers(0.0, but=[process.pid for process in self.processes()], grace_s=self._grace_s)
+            ours = [process.pid for process in self.processes()]
+            processes.kill_strangers(0.0, ours, self._grace_s, _announce_wait)
 
     def kill_strangers(self, timeout_s: float) -> None:
         """SIGKILL and reap processes adopted from workers, for up to `timeout_s`."""
@@ -201,3 +206,11 @@ class ForkServer:
             self._on_lost(f"the process that starts workers ended {self._deaths} times before it could ({exit_})")
         else:
             self._take_over(self._spec.start(self._children))
+
+
+def _announce_wait(pids: Collection[int], left_s: float) -> None:
+    """Print which processes delay the end of the job."""
+    named = printable(shortened([processes.title(pid) for pid in sorted(pids)], _NAMED))
+    tell(
+        f"waiting up to {left_s:.0f} s (--shutdown-timeout) for what workers left behind, and SIGTERM did not end: {named}"
+    )

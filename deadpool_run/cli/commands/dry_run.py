@@ -13,6 +13,7 @@ from deadpool_run.core.effects import AssignRank
 from deadpool_run.core.events import Place
 from deadpool_run.core.state import NodeRecord
 from deadpool_run.ids import ONLY_NODE, Epoch, NodeId, Rank, WorkerId
+from deadpool_run.text import without_passwords
 from deadpool_run.view.memory_plan import Room, lines
 from deadpool_run.view.plan import outline
 from deadpool_run.wire.peers import Peer, World
@@ -52,10 +53,14 @@ def describe(spec: LaunchSpec, notes: Sequence[str], values: Values, outer: Mapp
 
 
 def settings_lines(values: Values) -> list[str]:
-    """Return each option with its value as in a file, `-` if it is not set, and its source."""
+    """Return each option with its value as in a file, `-` if it is not set, and its source; passwords of URLs are hidden."""
     shown = []
     for option in OPTIONS:
-        text = str(values.flag(option.name)).lower() if option.is_flag else values.text(option.name) or "-"
+        text = (
+            str(values.flag(option.name)).lower()
+            if option.is_flag
+            else without_passwords(values.text(option.name)) or "-"
+        )
         shown.append((option.flag[2:], text, values[option.name].source))
     name_width = max(len(name) for name, _, _ in shown)
     text_width = max(len(text) for _, text, _ in shown)

@@ -11,6 +11,7 @@ import typer
 from deadpool_run.agent.console import installed_version
 from deadpool_run.cli.commands.launch import resolved
 from deadpool_run.cli.options.machine import DEVICES, count_gpus
+from deadpool_run.text import without_passwords
 
 _PACKAGES = ("deadpool-run", "torch", "msgspec", "numpy", "psutil", "rich", "typer", "PyYAML")
 _SECRET = re.compile("TOKEN|KEY|SECRET|PASSW", re.IGNORECASE)
@@ -39,5 +40,5 @@ def env() -> None:
         f"{'GPUs':<14}{count_gpus(os.environ, DEVICES)}",
     ]
     shown = sorted((name, value) for name, value in os.environ.items() if name.startswith(_PREFIXES))
-    lines += [f"{name}={'<set>' if _SECRET.search(name) else value}" for name, value in shown]
+    lines += [f"{name}={'<set>' if _SECRET.search(name) else without_passwords(value)}" for name, value in shown]
     sys.stdout.write("".join(f"{line}\n" for line in lines))

@@ -11,6 +11,7 @@ from typing import assert_never
 
 from deadpool_run.errors import DeadpoolError, VersionGoneError
 from deadpool_run.ids import Rank
+from deadpool_run.text import without_passwords
 from deadpool_run.vault.checkpoint_format import CheckpointStep
 from deadpool_run.vault.status_page import StatusPage
 from deadpool_run.wire import checkpoints
@@ -66,7 +67,7 @@ def _answered(order: _Order, slots: Slots, share: SharedCheckpoint) -> checkpoin
     except VersionGoneError as error:
         return checkpoints.CheckpointFailed(str(error), again=True)
     except DeadpoolError as error:
-        return checkpoints.CheckpointFailed(str(error))
+        return checkpoints.CheckpointFailed(without_passwords(str(error)))
     except Exception as error:  # noqa: BLE001 - storage behind URLs may raise anything; the job goes on without a checkpoint
         where = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else str(error)
-        return checkpoints.CheckpointFailed(f"{type(error).__name__}: {where}")
+        return checkpoints.CheckpointFailed(without_passwords(f"{type(error).__name__}: {where}"))

@@ -48,7 +48,7 @@ class Job:
         self.say, self.tell_all, self.cannot_begin = self.said.append, self.published.append, self.lost.append
         self.vault, self.checkpointers = vault, Checkpointers()
         self.leader = CheckpointLeader(
-            DurableSpec(target="/kept", **({"every_steps": 4} | spec)),
+            DurableSpec(**({"target": "/kept", "every_steps": 4} | spec)),
             run="run",
             checkpointers=self.checkpointers,
             vault=vault,
@@ -279,6 +279,14 @@ def test_the_next_coordinator_goes_on_from_what_is_known(vault):
     job.commit(12)
     assert job.take()[0] == "prepare"
     assert job.leader.report()["version"] == 8
+
+
+@in_loop
+def test_status_shows_no_password_of_a_url(vault):
+    url, shown = "ftp://me:secret@host/kept", "ftp://me:***@host/kept"
+    job = Job(vault, known=peers.Durable(8, f"{url}/it", "2026-01-01T00:00:00+00:00"), target=url)
+    report = job.leader.report()
+    assert (report["place"], report["where"], report["version"]) == (shown, f"{shown}/it", 8)
 
 
 @in_loop

@@ -206,6 +206,46 @@ def test_what_a_node_reports_between_two_rejoins_of_a_term_reaches_the_leader(la
         made.settle(BOUND_S)
 
 
+def test_a_node_does_not_wait_for_an_answer_on_a_connection_of_which_the_leader_knows_no_more(monkeypatch):
+    """It rejoined, the leader's end broke, and it heard nothing of that: it was given up after a node timeout."""
+    honest, broken = Connections._take_in, []
+
+    def take_in(connections, connection, join):
+        if isinstance(join, peers.Rejoin) and join.node in made.homes.values() and not broken:
+            broken.append(join.node)
+            made.network.reset(connection._sock, both=False)
+        honest(connections, connection, join)
+
+    monkeypatch.setattr(Connections, "_take_in", take_in)
+    with job(5) as made:
+        made.only_calm = False
+        made.kill("n0")
+        made.until(lambda: broken, BOUND_S, "a node with a rank rejoins")
+        made.settle(BOUND_S)
+        assert broken[0] in made.state.nodes
+        (incident,) = made.state.incidents
+        assert len(incident.losses) == 1
+
+
+@pytest.mark.parametrize("steps", [6, 12])
+def test_a_new_leader_dials_a_node_again_that_knows_no_more_of_the_connection(steps):
+    """It waited for the end of the greeting for a node timeout, told the node nothing, and gave it up."""
+    with job(9) as made:
+        made.only_calm = False
+        made.kill("n0")
+        made.until(lambda: made.leader[0].name != "n0", BOUND_S, "another one leads")
+        leader = made.leader[0]
+        told = next(node for node in made.homes.values() if node not in {"n0", *leader.election.configuration.voters})
+        made.until(lambda: open_between(made, leader.name, told), BOUND_S, "the leader dials a node that has no vote")
+        for _ in range(steps):
+            made.advance()
+        for sock in open_between(made, leader.name, told):
+            made.network.reset(sock if sock.machine.name == told else sock.peer, both=False)
+        made.settle(BOUND_S)
+        (incident,) = made.state.incidents
+        assert len(incident.losses) == 1
+
+
 def test_a_node_dials_a_leader_ever_more_rarely_whose_messages_break_the_connection(monkeypatch):
     """Each message that waited cost a connection, one every 20 ms; and nobody said why."""
     with job() as made:

@@ -16,6 +16,7 @@ from deadpool_run.vault.checkpoint_format import CheckpointStep
 from deadpool_run.vault.segments import complete_version, read_exactly, read_header, read_manifest
 from deadpool_run.vault.status_page import EMPTY
 from deadpool_run.wire.checkpoints import ChooseCheckpoint, FillSlots, TakeStep
+from deadpool_run.worker.checkpoint import main
 from deadpool_run.worker.checkpoint.read import choose, fill
 from deadpool_run.worker.checkpoint.shared import SharedCheckpoint
 from deadpool_run.worker.checkpoint.storage import storage_at
@@ -120,6 +121,14 @@ def image(slots, rank, version):
 
 def remote(place):
     return f"file://{place}"
+
+
+def test_a_failure_shows_no_password_of_a_url():
+    target = "nowhere://me:secret@host/kept"
+    order = ChooseCheckpoint(target, RUN, resume="auto", first=True, world_size=1, but=[])
+    why = main._answered(order, {}, None).why
+    assert why.startswith("nowhere://me:***@host/kept: ")
+    assert "secret" not in why
 
 
 @pytest.mark.parametrize("kind", [str, remote])
