@@ -32,7 +32,7 @@ SOURCES := deadpool_run tests recipes
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test suite test-torch test-torch-api lint format test-long frameworks test-frameworks matrix search test-slurm bench clean
+.PHONY: help demo test suite test-torch test-torch-api lint format test-long frameworks test-frameworks matrix search test-slurm bench dist clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\): .*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
@@ -108,6 +108,9 @@ format: $(STAMP)  ## format the sources and fix lint errors
 
 bench: $(STAMP)  ## measure start-up, overhead, recovery and leaks on this machine (BENCH=--quick: minutes)
 	set -e; for each in startup overhead recovery soak; do $(BIN)/python tests/bench/$$each.py $(BENCH); done
+
+dist: $(STAMP)  ## build the sdist and the wheel into dist/, and test them in an environment of their own
+	TORCH_INDEX='$(TORCH_INDEX)' $(BIN)/python -m pytest -m slow -n 0 tests/packaging --artefacts dist
 
 clean:  ## remove the environment and every build output
 	rm -rf $(VENV) .venv-torch-* $(TORCH_FILES) build dist .search .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,0 +1,140 @@
+"""The sdist and the wheel, built in a clean environment, installed in another one, and run from outside the tree."""
+
+import os
+import subprocess
+import sys
+import tarfile
+import zipfile
+from email import message_from_bytes
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+NETWORK_S = 600
+"""A download of torch on a slow line."""
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(4 * NETWORK_S), pytest.mark.xdist_group("dist")]
+
+
+def environment_at(home):
+    """Make a virtual environment; return its folder of programs."""
+    subprocess.run([sys.executable, "-m", "venv", home], check=True, timeout=NETWORK_S)
+    return home / "bin"
+
+
+def install(programs, *what):
+    command = [programs / "python", "-m", "pip", "install", "--quiet", "-c", ROOT / "constraints.txt", *what]
+    subprocess.run(command, check=True, timeout=NETWORK_S)
+
+
+@pytest.fixture(scope="session")
+def built(request, tmp_path_factory):
+    """The folder with the sdist, and the wheel that was built from it."""
+    home = tmp_path_factory.mktemp("build")
+    given = request.config.getoption("--artefacts", default=None)
+    folder = Path(given).absolute() if given else home / "dist"
+    for old in folder.glob("deadpool_run-*"):
+        old.unlink()
+    programs = environment_at(home / "environment")
+    install(programs, "build")
+    command = [programs / "python", "-m", "build", "--outdir", folder, ROOT]
+    subprocess.run(command, check=True, timeout=NETWORK_S, stdout=subprocess.DEVNULL)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def wheel(built):
+    (found,) = built.glob("*.whl")
+    return found
+
+
+@pytest.fixture(scope="session")
+def unpacked(built, tmp_path_factory):
+    """The tree of the sdist, outside of ours."""
+    (found,) = built.glob("*.tar.gz")
+    home = tmp_path_factory.mktemp("sdist")
+    with tarfile.open(found) as archive:
+        archive.extractall(home, filter="data")
+    (tree,) = home.iterdir()
+    return tree
+
+
+@pytest.fixture(scope="session")
+def programs(wheel, tmp_path_factory):
+    """The folder of programs of an environment with the wheel, and nothing of ours beside it."""
+    found = environment_at(tmp_path_factory.mktemp("installed") / "environment")
+    index = os.environ.get("TORCH_INDEX")
+    install(found, "torch", *(("--index-url", index) if index else ()))
+    install(found, wheel)
+    return found
+
+
+def run(program, *words, home):
+    """Run a program as a user does: in a folder and with records of its own."""
+    own = {key: value for key, value in os.environ.items() if not key.startswith(("DEADPOOL_", "PET_", "PYTHON"))}
+    return subprocess.run(
+        [program, *map(str, words)],
+        cwd=home,
+        env={**own, "HOME": str(home), "XDG_STATE_HOME": str(home / "state"), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+
+
+def test_the_wheel_has_the_package_only(wheel):
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {name.split("/")[0].removesuffix(".dist-info") for name in names} == {
+        "deadpool_run",
+        wheel.name.removesuffix("-py3-none-any.whl"),
+    }
+    assert "deadpool_run/py.typed" in names
+    sources = {str(path.relative_to(ROOT)) for path in (ROOT / "deadpool_run").rglob("*.py")}
+    assert sources <= set(names)
+
+
+def test_the_metadata_has_no_placeholder(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (each for each in archive.namelist() if each.endswith("METADATA"))
+        metadata = message_from_bytes(archive.read(name))
+    assert (metadata["License-Expression"], metadata["Requires-Python"]) == ("Apache-2.0", ">=3.11")
+    assert metadata.get_payload().startswith("# deadpool-run\n")
+    people = [metadata.get(key, "") for key in ("Author", "Author-email", "Maintainer", "Maintainer-email")]
+    for line in (*people, *metadata.get_all("Project-URL", [])):
+        assert not any(word in line.lower() for word in ("example", "todo", "your name", "localhost"))
+
+
+def test_the_sdist_has_all_that_its_tests_and_docs_need(unpacked):
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    hidden_or_ci = (".ci/", ".gitignore")
+    expected = {name for name in tracked.splitlines() if not name.startswith(hidden_or_ci)}
+    found = {str(path.relative_to(unpacked)) for path in unpacked.rglob("*") if path.is_file()}
+    assert expected - found == set()
+    assert found - expected <= {"PKG-INFO", ".gitignore"}
+
+
+def test_the_program_says_its_version_and_help(programs, wheel, tmp_path):
+    version = run(programs / "deadpool-run", "--version", home=tmp_path)
+    assert (version.returncode, version.stdout) == (0, f"deadpool-run {wheel.name.split('-')[1]}\n")
+    told = run(programs / "deadpool-run", "--help", home=tmp_path)
+    assert told.returncode == 0
+    assert "--nproc-per-node" in told.stdout
+
+
+def test_without_a_run_status_says_so(programs, tmp_path):
+    assert run(programs / "deadpool-run", "status", home=tmp_path).returncode == 4
+
+
+def test_a_killed_rank_is_replaced_and_weights_are_equal(programs, unpacked, tmp_path):
+    found = run(programs / "python", unpacked / "recipes" / "gpt" / "demo.py", "--steps", 200, home=tmp_path)
+    assert found.returncode == 0, found.stdout + found.stderr
+    assert "The weights are the same, bit for bit." in found.stdout
+
+
+def test_check_finds_a_recipe_exact(programs, unpacked, tmp_path):
+    script = unpacked / "recipes" / "minimal" / "train.py"
+    words = ("check", "--no-config", "--faults", 1, "--nproc-per-node", 2, script, 40)
+    found = run(programs / "deadpool-run", *words, home=tmp_path)
+    assert found.returncode == 0, found.stdout + found.stderr
+    assert "1 of 1 exact" in found.stdout
