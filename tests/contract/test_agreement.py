@@ -43,7 +43,7 @@ def test_the_sharded_parts_of_replicas_are_compared_across_the_replicas(cluster)
 
 @pytest.mark.parametrize(("steps", "later"), [(20, 15), pytest.param(19, 17, id="compared after the last step only")])
 def test_replicas_that_differ_long_after_a_repair_are_reported(steps, later, cluster):
-    """A count that an iterator keeps has an effect only later."""
+    """A count in a queue has an effect only later."""
     job: Cluster = cluster(f"{steps}", f"{later}", script=LATE, nproc=2, spares=1)
     assert job.wait_exit() == 0, job.told()
     said = " ".join(job.stderr.split())

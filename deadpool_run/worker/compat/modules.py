@@ -98,6 +98,12 @@ def has_workers(loader: Any) -> bool:
     return getattr(loader, "_iterator", None) is not None
 
 
+def items_yielded(iterator: Any) -> int | None:
+    """Return how many batches the iterator of a loader has yielded; None for other iterators."""
+    found: int | None = getattr(iterator, "_num_yielded", None)
+    return found
+
+
 def dismiss_workers(loader: DataLoader[Any]) -> None:
     """End a DataLoader's persistent workers; torch has no public way."""
     loader._iterator = None  # noqa: SLF001

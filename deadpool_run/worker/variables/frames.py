@@ -7,12 +7,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from inspect import CO_GENERATOR, CO_OPTIMIZED
 from pathlib import Path
-from types import CellType, FrameType
+from types import CellType, FrameType, GeneratorType
 from typing import Any
 
 from deadpool_run.worker.process.script_files import is_library, note_file
 
 _OWN = __package__.partition(".")[0]
+_FOLDER = Path(__file__).parents[2]
 _COPIES = sys.version_info < (3, 13)
 """Whether `f_locals` of a function is a copy of its variables. Later ones write through."""
 
@@ -42,6 +43,11 @@ def note_loop() -> None:
         if module.partition(".")[0] != _OWN and not frame.f_code.co_flags & CO_GENERATOR:
             note_file(Path(frame.f_code.co_filename))
             return
+
+
+def is_own_generator(generator: "GeneratorType[Any, Any, Any]") -> bool:
+    """Return whether a generator is one of this library, such as the loop over the steps."""
+    return Path(generator.gi_code.co_filename).is_relative_to(_FOLDER)
 
 
 def function_frames() -> Iterator[tuple[str, FrameType]]:

@@ -2,7 +2,7 @@
 
 import enum
 from argparse import Namespace
-from collections import deque
+from collections import ChainMap, OrderedDict, UserDict, UserList, deque
 from collections.abc import Collection, Mapping
 from types import MemberDescriptorType, SimpleNamespace
 from typing import Any
@@ -28,15 +28,35 @@ _WITH_OTHER_STATE = (
     int,
     float,
 )
+_OF_PYTHON = (Namespace, SimpleNamespace, UserDict, UserList, ChainMap)
 
 
 def is_own(kind: type, modules: Collection[str]) -> bool:
     """Return whether a class is of one of these modules, and all state of its objects is in attributes."""
-    return kind in (Namespace, SimpleNamespace) or (
+    return kind in _OF_PYTHON or (
         kind.__module__ in modules
         and not issubclass(kind, _WITH_OTHER_STATE)
         and kind.__reduce_ex__ is object.__reduce_ex__
     )
+
+
+_CONTAINERS: tuple[Any, ...] = (OrderedDict, dict, deque, list, set)
+"""Those with methods that read and fill them. A `Counter` and a `defaultdict` have those of a dict."""
+
+
+def container_of(kind: type, modules: Collection[str]) -> Any:
+    """Return the class whose methods read and fill objects of a container class of the script's; None for other classes."""
+    if kind.__module__ not in modules or issubclass(kind, nn.Module) or has_slots(kind):
+        return None
+    base = next((each for each in _CONTAINERS if issubclass(kind, each)), None)
+    is_plain = base is not None and kind.__new__ is base.__new__ and kind.__reduce_ex__ is object.__reduce_ex__
+    return base if is_plain else None
+
+
+def attributes_of_container(value: Any) -> dict[str, Any]:
+    """Return the attributes of such a container. Some classes have their items as attributes: then these are none."""
+    found: dict[str, Any] = vars(value)
+    return {} if found is value else dict(found)
 
 
 def has_slots(kind: type) -> bool:

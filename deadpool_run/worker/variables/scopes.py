@@ -1,6 +1,8 @@
 """Scopes of the script's variables: its functions, modules, objects and dicts."""
 
+import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
 from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType
@@ -16,12 +18,28 @@ from deadpool_run.worker.variables.frames import (
     script_frames,
     set_local_variables,
 )
-from deadpool_run.worker.variables.own_objects import attributes_of, has_slots, is_own, set_attributes
+from deadpool_run.worker.variables.functions import (
+    Attributes,
+    arguments_of,
+    defaults_of,
+    has_changing_defaults,
+    set_arguments,
+    set_defaults,
+)
+from deadpool_run.worker.variables.own_objects import (
+    attributes_of,
+    attributes_of_container,
+    container_of,
+    has_slots,
+    is_own,
+    set_attributes,
+)
 from deadpool_run.worker.variables.values import Objects, OpaqueError, ValueWriter
 
 _MOST_KEYS = 256
 """A dict or a list with more is one value, not a scope."""
 _MOST_SCOPES = 4096
+_VALUE, _UNSET = "value", object()
 _OF_TORCH = frozenset(vars(nn.Module()))
 """Attributes of every module: its tables of parameters, buffers, children and hooks, and its mode."""
 
@@ -33,7 +51,7 @@ class Scope:
     name: str
     read: Callable[[], Mapping[str, Any]]
     """Returns the present values by variable."""
-    write: Callable[[Mapping[str, Any]], None]
+    write: Callable[[Mapping[str, Any]], Any]
     """Sets some variables."""
     remove: Callable[[str], object] | None = None
     """Ends a variable that had no value at a snapshot; None where that makes no difference."""
@@ -52,6 +70,8 @@ class Scopes:
         self._found: list[Scope] = []
         self._objects = Objects()
         self._functions: set[int] = set()
+        self._attributes = Attributes()
+        self._add(Scope("functions", self._attributes.read, self._attributes.write, self._attributes.remove))
         for frame_name, frame in function_frames():
             self._search(frame_name, local_variables(frame).items())
         for name, variables in sources.items():
@@ -98,17 +118,18 @@ class Scopes:
         kind = type(value)
         if self.is_scope(value) or id(value) in self._excluded:
             return
-        if kind in (FunctionType, MethodType):
+        if kind in (FunctionType, MethodType, partial):
             self._look_into(name, value)
-        elif kind is dict and len(value) <= _MOST_KEYS and not self._is_plain(value):
-            self._add_object(name, value, value)
+        elif isinstance(value, ContextVar | threading.local):
+            self._add_context(name, value)
+        elif issubclass(kind, dict) and dict.__len__(value) <= _MOST_KEYS and not self._is_plain(value):
+            self._add_dict(name, kind, value)
         elif kind in (list, tuple) and len(value) <= _MOST_KEYS:
             for index, part in enumerate(value):
                 if is_own(type(part), self.modules):
                     self._look(f"{name}[{index}]", part)
         elif isinstance(value, type) and value.__module__ in self.modules:
-            self._objects.add(name, value)
-            self._add(Scope(name, _Variables(vars(value)), partial(_set_of_class, value)))
+            self._add_class(name, value)
         elif is_own(kind, self.modules):
             self._add_own(name, value)
 
@@ -119,33 +140,67 @@ class Scopes:
             return False
         return True
 
+    def _add_context(self, name: str, value: ContextVar[Any] | threading.local) -> None:
+        """Add what a variable holds for the main thread, which is this one."""
+        if isinstance(value, ContextVar):
+            self._add_named(name, value, partial(_of_context, value), lambda values: value.set(values[_VALUE]))
+        else:
+            self._add_object(name, value, vars(value))
+
+    def _add_class(self, name: str, kind: type) -> None:
+        self._add_named(name, kind, _Variables(vars(kind)), partial(_set_of_class, kind))
+        for key, method in list(vars(kind).items()):
+            self._look_into(f"{name}.{key}", getattr(method, "__func__", method))
+
     def _add_own(self, name: str, value: Any) -> None:
         if has_slots(type(value)):
-            self._objects.add(name, value)
-            self._add(
-                Scope(
-                    name,
-                    partial(attributes_of, value),
-                    partial(set_attributes, value),
-                    partial(object.__delattr__, value),
-                )
-            )
+            remove = partial(object.__delattr__, value)
+            self._add_named(name, value, partial(attributes_of, value), partial(set_attributes, value), remove)
         elif type(vars(value)) is dict:
             self._add_object(name, value, vars(value))
 
-    def _add_object(self, name: str, value: Any, content: dict[str, Any]) -> None:
+    def _add_dict(self, name: str, kind: type, value: Any) -> None:
+        base = dict if kind is dict else container_of(kind, self.modules)
+        if base is not None:
+            self._add_object(name, value, value, base)
+            attributes = {} if kind is dict else attributes_of_container(value)
+            if attributes:
+                self._add(Scope(f"{name}, attributes", partial(_with_names, vars(value)), vars(value).update))
+
+    def _add_object(self, name: str, value: Any, content: dict[str, Any], base: Any = dict) -> None:
+        """Add an object whose variables are in a dict, which is read and set by the methods of this class of Python's."""
+        read = partial(_with_names, content, base)
+        self._add_named(name, value, read, partial(base.update, content), partial(base.pop, content))
+
+    def _add_named(
+        self,
+        name: str,
+        value: Any,
+        read: Callable[[], Mapping[str, Any]],
+        write: Callable[[Mapping[str, Any]], Any],
+        remove: Callable[[str], object] | None = None,
+    ) -> None:
         self._objects.add(name, value)
-        self._add(Scope(name, partial(_with_names, content), content.update, content.pop))
+        self._add(Scope(name, read, write, remove))
 
     def _look_into(self, name: str, function: Any) -> None:
-        """Find what a function of the script's shares with the one around it, and the object of a method."""
+        """Find what a function of the script's holds and shares with the one around it, and the object of a method."""
+        if isinstance(function, partial):
+            self._add_named(name, function, partial(arguments_of, function), partial(set_arguments, function))
+            self._look(f"{name}.func", function.func)
+            return
         if isinstance(function, MethodType):
             self._look(f"{name}.__self__", function.__self__)
             function = function.__func__
         if not isinstance(function, FunctionType) or id(function) in self._functions:
             return
         self._functions.add(id(function))
-        if function.__closure__ and function.__module__ in self.modules:
+        if function.__module__ not in self.modules:
+            return
+        self._attributes.add(name, function)
+        if has_changing_defaults(function):
+            self._add(Scope(f"{name}, defaults", partial(defaults_of, function), partial(set_defaults, function)))
+        if function.__closure__:
             cells = dict(zip(function.__code__.co_freevars, function.__closure__, strict=True))
             self._add(Scope(f"{name}()", partial(closed_over, cells), partial(_fill, cells)))
 
@@ -172,8 +227,13 @@ def _is_variable(name: str, value: Any) -> bool:
     return not name.startswith("__") and not isinstance(value, (FunctionType, BuiltinFunctionType, ModuleType, type))
 
 
-def _with_names(content: Mapping[Any, Any]) -> dict[str, Any]:
-    return {key: value for key, value in list(content.items()) if type(key) is str}
+def _with_names(content: Mapping[Any, Any], base: Any = dict) -> dict[str, Any]:
+    return {key: value for key, value in list(base.items(content)) if type(key) is str}
+
+
+def _of_context(variable: ContextVar[Any]) -> dict[str, Any]:
+    value = variable.get(_UNSET)
+    return {} if value is _UNSET else {_VALUE: value}
 
 
 def _set_of_class(kind: type, values: Mapping[str, Any]) -> None:

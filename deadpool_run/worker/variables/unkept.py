@@ -16,6 +16,7 @@ from torch import Tensor
 
 from deadpool_run.errors import RefusedError
 from deadpool_run.worker.compat.modules import writes_of
+from deadpool_run.worker.variables.iterators import is_iterator, progress_of
 from deadpool_run.worker.variables.tensors import is_array, sample_of_array
 
 _CONTAINERS = (list, tuple, dict, set, frozenset, deque)
@@ -34,10 +35,17 @@ class Unkept:
         self._size, self._last = _size(value), _last(value)
         self._digest = _digest(value) if digest else None
         self._id = id(value)
-        self._alive = value if type(self._last) in _LEAVES else None  # so that no other object gets its identity
+        self._alive = (
+            value if _size(value) and type(self._last) in _LEAVES else None
+        )  # no other object gets its identity
+        self.is_iterator = is_iterator(value)
+        self._source = _weak(value) if self.is_iterator else None
+        self._progress = progress_of(value) if self.is_iterator else None
 
     def is_still(self, value: Any, *, thorough: bool = False) -> bool:
         """Return whether the value is the same object, and unchanged as far as one can tell. Cheap unless `thorough`."""
+        if self.is_iterator:
+            return self._is(value) and progress_of(value) == self._progress
         if type(value) in _CONTAINERS and (id(value) != self._id or _size(value) != self._size):
             return False
         parts = list(_parts(value))
@@ -49,9 +57,19 @@ class Unkept:
 
     def is_of(self, value: Any) -> bool:
         """Return whether this is of the same object, whatever that holds now."""
+        if self.is_iterator:
+            return self._is(value)
         if type(value) in _CONTAINERS:
             return id(value) == self._id
         return len(self._parts) == 1 and self._parts[0][0]() is value
+
+    @property
+    def has_unknown_progress(self) -> bool:
+        """Whether it is an iterator that does not tell its position."""
+        return self.is_iterator and self._progress is None
+
+    def _is(self, iterator: Any) -> bool:
+        return self._source is not None and self._source() is iterator
 
     def undo(self, value: Any) -> bool:
         """Undo what was appended to a list since; return whether the value is as it was then."""
@@ -173,6 +191,14 @@ def _last(value: Any) -> Any:
     if not _size(value) or type(value) in (set, frozenset):
         return None
     return _mark(next(reversed(value.values())) if type(value) is dict else value[-1])
+
+
+def _weak(value: Any) -> Callable[[], Any]:
+    """Return what returns the value, without keeping it alive if its class allows that."""
+    try:
+        return weakref.ref(value)
+    except TypeError:
+        return lambda: value
 
 
 def _mark(part: Any) -> Any:

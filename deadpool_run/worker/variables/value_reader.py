@@ -1,7 +1,7 @@
 """Values of variables out of the trees that `ValueWriter` makes. No code of the script's classes is run."""
 
 import sys
-from collections import defaultdict, deque
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from deadpool_run.worker.codec import array_of
-from deadpool_run.worker.variables import generators
+from deadpool_run.worker.variables import generators, iterators, library_values
 from deadpool_run.worker.variables.own_objects import set_attributes
 from deadpool_run.worker.variables.tensors import TensorCopy
 from deadpool_run.worker.variables.unkept import raise_refused, with_lost_graph
@@ -35,7 +35,7 @@ class ValueReader:
         self._scope = scope
         self._large = large
         self._refuse = refuse
-        self._made: dict[int, Any] = {}
+        self._made: dict[int | str, Any] = {}
 
     def read(self, node: Any, into: Any = None) -> Any:  # noqa: PLR0911 - one line for each kind
         """Return the value of a node. `into` is an object to fill, if it is of the same kind; then that is returned.
@@ -45,22 +45,34 @@ class ValueReader:
         if not isinstance(node, list):
             return node
         tag, *parts = node
-        if tag == "is":
-            return self.read(parts[1], self._objects.named(parts[0]))
-        if tag == "new":
-            self._made[parts[0]] = made = self.read(parts[1])
-            return made
-        if tag == "same":
-            return self._made[parts[0]]
+        if tag in ("is", "new", "same"):
+            return self._shared(tag, *parts)
         if tag in SEQUENCES:
             return self._sequence(SEQUENCES[tag], parts, into)
         if tag in DICTS:
             return self._dict(DICTS[tag], parts, into)
         if tag in generators.KINDS:
             return generators.with_state(tag, self.read(parts[0]), into)
+        if tag in library_values.TAGS:
+            *names, arguments = parts
+            return library_values.of_parts(tag, names, list(map(self.read, arguments)), into, _class)
         if tag == "scope":
             return self._scope(parts[0])
+        if tag == "own container":
+            return self._own_container(parts, into)
+        if tag == "iterator":
+            made_by, arguments, state = parts
+            return iterators.of_parts(made_by, list(map(self.read, arguments)), *map(self.read, state))
         return self._simple(tag, parts, into)
+
+    def _shared(self, tag: str, key: Any, node: Any = None) -> Any:
+        """Return an object that several variables may have: by its name, if it was there when the loop began, or by its number.
+
+        It is another object than then if its class cannot be filled, but one for all variables.
+        """
+        if key not in self._made:
+            self._made[key] = self.read(node, self._objects.named(key) if tag == "is" else None)
+        return self._made[key]
 
     def _simple(self, tag: str, parts: list[Any], into: Any) -> Any:  # noqa: PLR0911 - one line for each kind
         match tag:
@@ -99,6 +111,27 @@ class ValueReader:
         found.grad = None if gradient is None else self.read(gradient).clone()
         return found
 
+    def _own_container(self, parts: list[Any], into: Any) -> Any:
+        module, name, names, values, node = parts
+        kind = _class(module, name)
+        made = kind.__new__(kind)
+        is_alike = type(into) is kind
+        if isinstance(made, deque):
+            deque.__init__(made, (), node[2])
+            is_alike = is_alike and into.maxlen == made.maxlen
+        target = into if is_alike else made
+        tag, *content = node
+        if tag in SEQUENCES:
+            _fill(target, SEQUENCES[tag], [self.read(each) for each in content[0]])
+        else:
+            if isinstance(made, defaultdict) and target is made:
+                made.default_factory = _factory(content)
+            _fill(target, DICTS[tag], self._items(content))
+        if vars(target) is not target:
+            vars(target).clear()
+            set_attributes(target, dict(zip(names, map(self.read, values), strict=True)))
+        return target
+
     def _sequence(self, kind: Any, parts: list[Any], into: Any) -> Any:
         values = [self.read(each) for each in parts[0]]
         if kind in (tuple, frozenset):
@@ -106,20 +139,29 @@ class ValueReader:
         target: Any = into if type(into) is kind and (kind is not deque or into.maxlen == parts[1]) else None
         if target is None:
             target = deque(maxlen=parts[1]) if kind is deque else kind()
-        target.clear()
-        (target.update if kind is set else target.extend)(values)
-        return target
+        return _fill(target, kind, values)
 
     def _dict(self, kind: Any, parts: list[Any], into: Any) -> Any:
         target = into if type(into) is kind else kind()
         if kind is defaultdict and target is not into:
-            if len(parts) < 3:
-                raise OpaqueError  # a function of the script's does
-            target = defaultdict(FACTORIES[parts[2]])
-        values = dict(zip(map(self.read, parts[0]), map(self.read, parts[1]), strict=True))
-        target.clear()
-        target.update(values)
-        return target
+            target = defaultdict(_factory(parts))
+        return _fill(target, OrderedDict if kind is OrderedDict else dict, self._items(parts))
+
+    def _items(self, parts: list[Any]) -> dict[Any, Any]:
+        return dict(zip(map(self.read, parts[0]), map(self.read, parts[1]), strict=True))
+
+
+def _fill(target: Any, base: Any, values: Any) -> Any:
+    """Replace what a container holds, by the methods of this class of Python's."""
+    base.clear(target)
+    (base.extend if base in (list, deque) else base.update)(target, values)
+    return target
+
+
+def _factory(parts: list[Any]) -> type:
+    if len(parts) < 3:
+        raise OpaqueError  # a function of the script's
+    return FACTORIES[parts[2]]
 
 
 def _tensor(dtype: str, shape: list[int], data: bytes) -> Tensor:

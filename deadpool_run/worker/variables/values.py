@@ -15,8 +15,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from deadpool_run.worker.codec import raw_bytes
-from deadpool_run.worker.variables import generators
-from deadpool_run.worker.variables.own_objects import attributes_of, is_own
+from deadpool_run.worker.variables import generators, iterators, library_values
+from deadpool_run.worker.variables.own_objects import attributes_of, attributes_of_container, container_of, is_own
 from deadpool_run.worker.variables.tensors import (
     MOST_BYTES,
     TensorCopies,
@@ -132,6 +132,8 @@ class ValueWriter:
             return ["complex", value.real, value.imag]
         if (name := self._scope_of(value)) is not None:
             return ["scope", name]
+        if library_values.is_immutable(value):
+            return self._of_library(value)
         if kind in (tuple, frozenset) or self._objects is None:
             return self._content(kind, value)
         return self._identified(self._objects, kind, value)
@@ -195,7 +197,7 @@ class ValueWriter:
         self._count_bytes(value.nbytes)
         return ["large array", kind, shape, _with_room(self._copies.of_array(value))]
 
-    def _nested(self, kind: type, value: Any) -> Any:
+    def _nested(self, kind: type, value: Any) -> Any:  # noqa: PLR0911 - one line for each kind
         if id(value) in self._within or len(self._within) > _DEEPEST:
             raise OpaqueError
         self._within.add(id(value))
@@ -209,12 +211,39 @@ class ValueWriter:
             if is_own(kind, self._own) and kind.__new__ in _MAKERS:
                 attributes = attributes_of(value)
                 return ["object", kind.__module__, kind.__qualname__, list(attributes), self._all(attributes.values())]
-            return self._generator(value)
+            if (base := container_of(kind, self._own)) is not None:
+                return self._own_container(kind, base, value)
+            if library_values.is_kept(value):
+                return self._of_library(value)
+            return self._iterator(value) if iterators.is_iterator(value) else self._generator(value)
         finally:
             self._within.discard(id(value))
 
-    def _container(self, kind: type, value: Any, *columns: Iterable[Any]) -> list[Any]:
-        nodes = self._numbers(value, columns) if len(value) > MOST_VALUES else [self._all(each) for each in columns]
+    def _own_container(self, kind: type, base: Any, value: Any) -> list[Any]:
+        columns = [base.keys(value), base.values(value)] if issubclass(base, dict) else [list(base.__iter__(value))]
+        attributes = attributes_of_container(value)
+        own = [kind.__module__, kind.__qualname__, list(attributes), self._all(attributes.values())]
+        return ["own container", *own, self._container(base, value, *columns)]
+
+    def _of_library(self, value: Any) -> list[Any]:
+        tag, *parts, arguments = library_values.parts_of(value)
+        return [tag, *parts, self._all(arguments)]
+
+    def _iterator(self, value: Any) -> list[Any]:
+        try:
+            parts = iterators.parts_of(value)
+            if parts is not None:
+                made_by, arguments, *state = parts
+                return ["iterator", made_by, self._all(arguments), self._all(state)]
+        except OpaqueError:
+            pass
+        if len(self._within) > 1:
+            raise OpaqueError
+        raise UnkeptDataError(iterators.WHY_LOST)
+
+    def _container(self, kind: Any, value: Any, *columns: Iterable[Any]) -> list[Any]:
+        many = kind.__len__(value) > MOST_VALUES
+        nodes = self._numbers(columns) if many else [self._all(each) for each in columns]
         if kind in (set, frozenset):
             nodes = [sorted(each, key=repr) for each in nodes]
         return [kind.__name__, *nodes, *([value.maxlen] if kind is deque else _factory_of(value))]
@@ -225,10 +254,10 @@ class ValueWriter:
         except RuntimeError as error:  # another thread changed its size meanwhile
             raise OpaqueError from error
 
-    def _numbers(self, value: Any, columns: Iterable[Iterable[Any]]) -> list[list[Any]]:
+    def _numbers(self, columns: Iterable[Iterable[Any]]) -> list[list[Any]]:
         """Return the numbers of a large container that has nothing else, at C speed."""
         found = [list(column) for column in columns]
-        self._values += len(value)
+        self._values += len(found[0])
         if self._values > MOST_NUMBERS or self._noting or not all(map(_are_numbers, found)):
             raise UnkeptDataError(_TOO_MANY)
         return found
@@ -260,7 +289,7 @@ def _with_room(copy: TensorCopy | None) -> TensorCopy:
 
 
 def _factory_of(value: Any) -> list[str]:
-    factory = getattr(value, "default_factory", None)
+    factory = value.default_factory if isinstance(value, defaultdict) else None
     return [name for name, kind in FACTORIES.items() if kind is factory]
 
 

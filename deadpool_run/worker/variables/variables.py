@@ -145,7 +145,9 @@ class Variables:
         for scope in self._scopes:
             nodes = changed.get(scope.name, {})
             now = scope.read()
-            wanted = self._unchanged(scope, nodes, now) | values.get(scope.name, {}) | self._lost(scope, nodes, now)
+            wanted = (
+                self._unchanged(reader, scope, nodes, now) | values.get(scope.name, {}) | self._lost(scope, nodes, now)
+            )
             wanted = {name: value for name, value in wanted.items() if name not in now or now[name] is not value}
             if wanted:
                 scope.write(wanted)
@@ -202,7 +204,8 @@ class Variables:
     def _changed(self, writer: ValueWriter, name: _Name, value: Any, before: _Before | None, *, thorough: bool) -> Any:
         """Return the node of a variable; None if it is as it was when the loop began."""
         if before is not None and before.node is _UNKEPT:
-            if name not in self._moved and before.value.is_still(value, thorough=thorough):
+            kept: Unkept = before.value
+            if name not in self._moved and not kept.has_unknown_progress and kept.is_still(value, thorough=thorough):
                 return None
             self._moved.add(name)
         try:
@@ -243,19 +246,25 @@ class Variables:
             if not _is_lost(node):
                 continue
             unkept = self._unkept.get((scope.name, name)) if node[2] == self._number else None
+            if unkept is not None and unkept.is_iterator and self.trying:
+                continue  # the trial compares what comes of it
             if unkept is None or name not in now or not unkept.undo(now[name]):
                 found[name] = LostValue(
                     _shown(scope.name, name), node[1], self.refuse, now.get(name) if self.trying else None
                 )
         return found
 
-    def _unchanged(self, scope: Scope, changed: Collection[str], now: Mapping[str, Any]) -> dict[str, Any]:
+    def _unchanged(
+        self, reader: ValueReader, scope: Scope, changed: Collection[str], now: Mapping[str, Any]
+    ) -> dict[str, Any]:
         """Return the variables of a scope that held at the snapshot what they held when the loop began."""
         found = {}
         for name, before in self._before.get(scope.name, {}).items():
             if name in changed:
                 continue
             if before.node is _UNKEPT:
+                if before.value.is_iterator and self.trying:
+                    continue
                 if name not in now or not before.value.undo(now[name]):
                     kept = now.get(name) if self.trying else None
                     found[name] = LostValue(_shown(scope.name, name), before.value.why, self.refuse, kept)
@@ -264,14 +273,14 @@ class Variables:
                 if value is not None:  # else the script has dropped it
                     found[name] = value
             else:
-                found[name] = self._as_before(before)
+                found[name] = self._as_before(reader, before)
         return found
 
-    def _as_before(self, before: _Before) -> Any:
+    def _as_before(self, reader: ValueReader, before: _Before) -> Any:
         """Return the value when the loop began; undo what has changed in it since."""
         value = before.object()
         if isinstance(before.node, list) and before.node[0] != "scope" and self._differs(before.node, value):
-            return ValueReader(self._objects, refuse=self.refuse).read(before.node)
+            return reader.read(before.node)
         return value
 
     def _differs(self, node: Any, value: Any) -> bool:

@@ -93,22 +93,21 @@ def no_work_in_rehearsal(job):
                 update(model, optimizer, batch(step.index, job.rank))
 
 
-class Average(dict):
-    """A subclass of dict, which snapshots do not keep."""
-
-
 def hidden_average(job):
-    """The learning rate follows an average of the loss that no snapshot keeps."""
+    """The learning rate follows an average of the loss in a queue, whose content no snapshot keeps."""
     model, optimizer = make()
     job.protect(model=model, optimizer=optimizer)
-    average = Average(value=1.0)
+    averages = queue.Queue()
+    averages.put(1.0)
     for step in job.steps(STEPS):
         with step:
+            average = averages.get()
+            averages.put(average)
             for group in optimizer.param_groups:
-                group["lr"] = 1e-2 * min(1.0, average["value"])
+                group["lr"] = 1e-2 * min(1.0, average)
             loss = update(model, optimizer, batch(step.index, job.rank)).detach()
             dist.all_reduce(loss)
-            average["value"] = 0.9 * average["value"] + 0.1 * loss.item() / job.world_size
+            averages.put(0.9 * averages.get() + 0.1 * loss.item() / job.world_size)
 
 
 def unseeded(job):

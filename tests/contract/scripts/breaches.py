@@ -6,6 +6,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import contextlib
 import itertools
+import queue
 import sys
 from pathlib import Path
 
@@ -258,11 +259,11 @@ def _(job):
     return {"model": model, "optimizer": optimizer}, step
 
 
-@breach("a count that an iterator keeps sets the learning rate")
+@breach("a count that a generator keeps sets the learning rate")
 def _(job):
     model = DistributedDataParallel(net())
     optimizer = adam(model)
-    counts = itertools.count(1)
+    counts = (number for number in itertools.count(1))
 
     def step(index):
         optimizer.param_groups[0]["lr"] = 1e-2 / next(counts)
@@ -271,16 +272,24 @@ def _(job):
     return {"model": model, "optimizer": optimizer}, step
 
 
-class Average(dict):
-    """A dict of a kind that snapshots do not keep."""
+class Average:
+    """An average in a queue, whose content snapshots do not keep."""
 
-    value = property(lambda self: self.get("value", 1.0))
+    def __init__(self):
+        self.queue = queue.SimpleQueue()
+        self.queue.put(1.0)
+
+    @property
+    def value(self):
+        value = self.queue.get()
+        self.queue.put(value)
+        return value
 
     def add(self, value):
-        self["value"] = 0.9 * self.value + 0.1 * value
+        self.queue.put(0.9 * self.queue.get() + 0.1 * value)
 
 
-@breach("an average in a subclass of dict scales the loss")
+@breach("an average in a queue scales the loss")
 def _(job):
     model = DistributedDataParallel(net())
     optimizer = adam(model)
@@ -296,7 +305,7 @@ def _(job):
     return {"model": model, "optimizer": optimizer}, step
 
 
-@breach("an average in a subclass of dict sets the rate, and gradients are accumulated over three steps")
+@breach("an average in a queue sets the rate, and gradients are accumulated over three steps")
 def _(job):
     model = DistributedDataParallel(net())
     optimizer = adam(model)

@@ -1,10 +1,10 @@
-"""Trains with a rate that an iterator sets from step LATER on, and loses rank 1 in step 4: late_difference.py STEPS LATER."""
+"""Loses rank 1 in step 4. Its rate depends, from step LATER on, on a count in a queue: late_difference.py STEPS LATER."""
 
 import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-import itertools
+import queue
 import signal
 import sys
 
@@ -23,10 +23,12 @@ def main():
     model = DistributedDataParallel(nn.Linear(8, 8))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     job.protect(model=model, optimizer=optimizer)
-    counts, (steps, later) = itertools.count(), map(int, sys.argv[1:])
+    counts, (steps, later) = queue.SimpleQueue(), map(int, sys.argv[1:])
+    counts.put(0.0)  # whole numbers are refused by the trial
     for step in job.steps(steps):
         with step:
-            count = float(next(counts))  # whole numbers are refused by the trial
+            count = counts.get()
+            counts.put(count + 1)
             if step.index >= later:
                 optimizer.param_groups[0]["lr"] = 0.1 / (1 + count)
             model(torch.full((4, 8), 1 / (1 + step.index))).pow(2).mean().backward()

@@ -28,7 +28,9 @@ def spoil(loop):
 
 
 class Attempts(set):
-    """Steps that were begun. A snapshot keeps no subclass of a set: it is not restored before a step is repeated."""
+    """Steps that were begun. Snapshots keep no container with slots: it is not restored before a step is repeated."""
+
+    __slots__ = ()
 
 
 def main():

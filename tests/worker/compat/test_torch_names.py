@@ -63,6 +63,7 @@ NAMES = {
     "_check_p2p_op_list": [C10D],
     "_clear_DTensor_sharding_propagator_cache": [Place("torch/_C/__init__.pyi")],
     "_coalescing_manager": [C10D],
+    "_num_yielded": [Place("torch/utils/data/dataloader.py", "_BaseDataLoaderIter")],
     "_comm_hooks": [Place("torch/nn/parallel/distributed.py", "DistributedDataParallel")],
     "_compute_local_shape_and_global_offset": [Place("torch/distributed/tensor/_utils.py")],
     "_create_internal": [_stub("FakeProcessGroup")],

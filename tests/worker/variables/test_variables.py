@@ -3,7 +3,6 @@
 import argparse
 import collections
 import dataclasses
-import itertools
 import math
 import random
 import types
@@ -61,7 +60,9 @@ class Tracker:
 
 
 class Box(list):
-    """A list that snapshots do not keep, because it is of a subclass."""
+    """A list that snapshots do not keep, because its class has slots."""
+
+    __slots__ = ()
 
 
 def counter():
@@ -188,16 +189,14 @@ def test_another_process_gets_what_the_first_one_had(rehearsed):
 
 def test_what_cannot_be_kept_is_left_as_it_is():
     variables = Variables()
-    iterator, model, other = itertools.count(), torch.nn.Linear(1, 1), torch.nn.Linear(2, 2)
+    model, other = torch.nn.Linear(1, 1), torch.nn.Linear(2, 2)
     model_now, grown = model, []
     variables.begin()
-    next(iterator)
     taken = variables.take()
     model_now = other
     grown.extend(range(10_000))
     variables.put(taken)
     assert model_now is model
-    assert next(iterator) == 1
     assert grown == []
 
 
@@ -284,7 +283,7 @@ def test_values_differ_bit_for_bit(one, other):
 
 
 @pytest.mark.parametrize(
-    "value", [itertools.count(), torch.zeros(65 << 20, dtype=torch.uint8), torch.nn.Parameter(torch.ones(1)), object()]
+    "value", [iter(lambda: 1, 0), torch.zeros(65 << 20, dtype=torch.uint8), torch.nn.Parameter(torch.ones(1)), object()]
 )
 def test_opaque_values_are_refused(value):
     with pytest.raises(OpaqueError):

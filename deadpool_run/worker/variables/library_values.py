@@ -1,0 +1,78 @@
+"""Values of the standard library's and of torch's own classes: their plain parts, and values made of these."""
+
+import datetime as dt
+import enum
+from array import array
+from collections.abc import Callable, Sequence
+from decimal import Decimal
+from fractions import Fraction
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import Any
+
+import torch
+
+_MADE: dict[str, type] = {
+    f"{kind.__module__}.{kind.__qualname__}": kind
+    for kind in (
+        dt.date,
+        dt.datetime,
+        dt.time,
+        dt.timedelta,
+        dt.timezone,
+        Decimal,
+        Fraction,
+        PurePosixPath,
+        PureWindowsPath,
+        type(Path()),
+        range,
+        slice,
+        torch.device,
+        torch.Size,
+    )
+}
+"""Immutable ones, made by a call of their class with what `__reduce__` returns."""
+_NAMES = {kind: name for name, kind in _MADE.items()}
+
+TAGS = frozenset({"enum", "bytearray", "array of", "dtype", "made"})
+
+
+def is_immutable(value: Any) -> bool:
+    """Return whether a value is one of these classes and never changes."""
+    return type(value) in _NAMES or type(value) is torch.dtype or isinstance(value, enum.Enum)
+
+
+def is_kept(value: Any) -> bool:
+    """Return whether a value is one of these classes and can change."""
+    return type(value) in (bytearray, array)
+
+
+def parts_of(value: Any) -> list[Any]:
+    """Return a tag, names, and last a sequence of the values that it is made of."""
+    kind = type(value)
+    if kind in _NAMES:
+        return ["made", _NAMES[kind], value.__reduce__()[1]]
+    if isinstance(value, enum.Enum):
+        return ["enum", kind.__module__, kind.__qualname__, [value.value]]
+    if kind is torch.dtype:
+        return ["dtype", [str(value).removeprefix("torch.")]]
+    return ["bytearray", [bytes(value)]] if kind is bytearray else ["array of", [value.typecode, value.tobytes()]]
+
+
+def of_parts(tag: str, names: Sequence[str], parts: Sequence[Any], into: Any, class_of: Callable[..., Any]) -> Any:
+    """Return the value of these parts: `into`, if it can have it. `class_of` returns a class by its module and name."""
+    match tag:
+        case "made":
+            return _MADE[names[0]](*parts)
+        case "enum":
+            return class_of(*names)(parts[0])
+        case "dtype":
+            return getattr(torch, parts[0])
+        case "bytearray":
+            return _filled(into if type(into) is bytearray else bytearray(), parts[0])
+    is_alike = type(into) is array and into.typecode == parts[0]
+    return _filled(into if is_alike else array(parts[0]), array(*parts))
+
+
+def _filled(target: Any, content: Any) -> Any:
+    target[:] = content
+    return target

@@ -1,0 +1,380 @@
+"""Variables of more kinds come back: what functions hold, containers of the script's own classes, iterators, library values."""
+
+import array
+import collections
+import contextvars
+import datetime as dt
+import decimal
+import enum
+import fractions
+import functools
+import itertools
+import pathlib
+import threading
+import weakref
+
+import pytest
+import torch
+
+from deadpool_run.errors import RefusedError
+from deadpool_run.worker.variables.variables import Variables
+
+STEPS = 5
+
+
+class Taken(list):
+    """A list that snapshots do not keep, because its class has slots."""
+
+    __slots__ = ()
+
+
+class Words(dict):
+    pass
+
+
+class Attributes(dict):
+    def __getattr__(self, name):
+        return self[name]
+
+    def __setattr__(self, name, value):
+        self[name] = value
+
+
+class Itself(dict):
+    def __init__(self, **values):
+        super().__init__(**values)
+        self.__dict__ = self
+
+
+class Ordered(collections.OrderedDict):
+    def __iter__(self):
+        raise AssertionError("code of the script")
+
+
+class Counts(collections.Counter):
+    pass
+
+
+class Lists(collections.defaultdict):
+    pass
+
+
+class Numbers(list):
+    total = 0
+
+
+class Recent(collections.deque):
+    pass
+
+
+class Phase(enum.Enum):
+    WARM = 1
+    HOT = "hot"
+
+
+CONTEXT = contextvars.ContextVar("of the tests")
+LOCAL = threading.local()
+
+
+def named(count={"n": 0}):  # noqa: B006 - as scripts do
+    count["n"] += 1
+    return count["n"]
+
+
+def noted():
+    noted.count = getattr(noted, "count", 0) + 1
+    return noted.count
+
+
+class Holder:
+    def method(self, *, seen=[0]):  # noqa: B006 - as scripts do
+        seen[0] += 1
+        return seen[0]
+
+
+def defaults():
+    named.__defaults__[0]["n"] = 0
+    return named
+
+
+def function_attribute():
+    noted.__dict__.clear()
+    return noted
+
+
+def method_default():
+    Holder.method.__kwdefaults__["seen"][0] = 0
+    return Holder().method
+
+
+def partial():
+    def add(state, more, *, by):
+        state["n"] += more + by["n"]
+        return state["n"]
+
+    return functools.partial(add, {"n": 0}, 1, by={"n": 2})
+
+
+def containers():
+    words, numbers, recent = Words(n=0), Numbers(), Recent(maxlen=2)
+    words.also = 0
+    attributes, itself = Attributes(n=0), Itself(n=0)
+    ordered, counts, lists = Ordered(a=1, b=2), Counts(), Lists(list)
+
+    def bump():
+        words["n"] += 1
+        words.also += 2
+        numbers.append(words["n"])
+        numbers.total += 3
+        recent.append(words["n"])
+        attributes.n += 1
+        itself.n += 1
+        ordered.move_to_end(next(collections.OrderedDict.__iter__(ordered)))
+        counts["x"] += 1
+        lists["x"].append(words["n"])
+        assert itself["n"] == itself.n
+        return (
+            *(dict(words), words.also, list(numbers), numbers.total, list(recent), attributes.n, itself.n),
+            *(list(collections.OrderedDict.items(ordered)), counts["x"], dict(lists), recent.maxlen),
+        )
+
+    return bump
+
+
+def a_dict_with_a_model():
+    words = Words(model=torch.nn.Linear(1, 1), n=0)
+
+    def bump():
+        words["n"] += 1
+        return words["n"]
+
+    return bump
+
+
+def standard_library():
+    table = collections.ChainMap({"n": 0})
+    users = collections.UserDict(n=0)
+
+    def bump():
+        table["n"] += 1
+        users["n"] += 1
+        return table["n"], users["n"]
+
+    return bump
+
+
+def library_values():
+    day, number, part, phase = (
+        dt.datetime(2020, 1, 1, tzinfo=dt.UTC),
+        decimal.Decimal(0),
+        fractions.Fraction(0),
+        Phase.WARM,
+    )
+    path, kind, device, shape, some = pathlib.Path("/a"), torch.float32, torch.device("cpu"), torch.Size([1]), range(0)
+    raw, numbers = bytearray(b"x"), array.array("i", [0])
+
+    def bump():
+        nonlocal day, number, part, phase, path, kind, device, shape, some
+        day += dt.timedelta(days=1)
+        number += decimal.Decimal("0.5")
+        part += fractions.Fraction(1, 3)
+        phase = Phase.HOT if phase is Phase.WARM else Phase.WARM
+        path /= "b"
+        kind = torch.float64 if kind == torch.float32 else torch.float32
+        device = torch.device("meta", len(path.parts))
+        shape = torch.Size([*shape, 1])
+        some = range(len(some) + 1)
+        raw.append(7)
+        numbers[0] += 1
+        return day, number, part, phase, path, kind, device, shape, some, bytes(raw), list(numbers)
+
+    return bump
+
+
+def iterators():
+    of_python = [
+        *(itertools.count(1), itertools.cycle("abc"), iter(list(range(99))), iter(range(99)), enumerate("abcdefghij")),
+        *(
+            zip(range(99), itertools.count(), strict=False),
+            itertools.chain([1, 2], range(99)),
+            reversed(list(range(99))),
+        ),
+        *(
+            itertools.islice(range(99), 2, 50),
+            iter("abcdefghij"),
+            iter({1: 2, 3: 4, 5: 6, 7: 8, 9: 10, 11: 12, 13: 14}),
+        ),
+    ]
+    steps, also = of_python[0], of_python[0]
+
+    def bump():
+        assert steps is also
+        return [next(steps), *map(next, of_python[1:])]
+
+    return bump
+
+
+def context():
+    CONTEXT.set(0)
+
+    def bump():
+        CONTEXT.set(CONTEXT.get() + 1)
+        return CONTEXT.get()
+
+    return bump
+
+
+def thread_local():
+    LOCAL.n = 0
+
+    def bump():
+        LOCAL.n += 1
+        return LOCAL.n
+
+    return bump
+
+
+def cyclic():
+    class Part:
+        def __init__(self, whole):
+            self.whole, self.n = whole, 0
+
+    class Whole:
+        def __init__(self):
+            self.part = Part(self)
+
+        def bump(self):
+            self.part.n += 1
+            return self.part.n, self.part.whole is self
+
+    return Whole().bump
+
+
+KINDS = [
+    *(defaults, function_attribute, method_default, partial, containers, a_dict_with_a_model, standard_library),
+    *(library_values, iterators, context, thread_local, cyclic),
+]
+
+
+def run(make, taken, *, until, and_then=0):
+    """Call what `make` returns in each step; restore the snapshot in `taken`, if there is one, else take one. Return the next results."""
+    variables, bump = Variables(), make()
+    variables.begin()
+    if until == 0 and not taken:
+        taken.append(variables.take())
+    for step in range(until + and_then):
+        bump()
+        if step == until - 1 and not taken:
+            taken.append(variables.take())
+        else:
+            variables.take()
+    variables.put(taken[0])
+    return bump(), bump()
+
+
+@pytest.mark.parametrize("make", KINDS, ids=lambda make: make.__name__)
+@pytest.mark.parametrize("until", [0, 1, STEPS])
+def test_a_survivor_repeats_with_what_it_had(make, until):
+    expected = run(make, Taken(), until=until)
+    assert run(make, Taken(), until=until, and_then=1) == expected
+
+
+@pytest.mark.parametrize("make", KINDS, ids=lambda make: make.__name__)
+@pytest.mark.parametrize("rehearsed", [0, 2, STEPS + 1])
+def test_a_replacement_goes_on_with_what_the_lost_rank_had(make, rehearsed):
+    taken = Taken()
+    expected = run(make, taken, until=STEPS)
+    assert run(make, taken, until=rehearsed) == expected
+
+
+def generator():
+    def numbers():
+        yield from range(99)
+
+    return numbers()
+
+
+def loader():
+    return iter(torch.utils.data.DataLoader(torch.arange(99)))
+
+
+def text():
+    return pathlib.Path(__file__).open()
+
+
+def mapped():
+    return map(str, range(99))
+
+
+def through_a_generator():
+    return enumerate(number for number in range(99))
+
+
+UNKEPT = [generator, loader, text, mapped, through_a_generator]
+
+
+@pytest.mark.parametrize("make", UNKEPT, ids=lambda make: make.__name__)
+def test_a_replacement_cannot_advance_an_iterator_whose_position_is_lost(make):
+    def advance(taken, *, steps):
+        variables, iterator = Variables(), make()
+        variables.begin()
+        for _ in range(steps):
+            next(iterator)
+            variables.take()
+        taken.append(variables.take())
+        variables.put(taken[0])
+        return iterator, variables.too_large
+
+    taken = Taken()
+    iterator, reported = advance(taken, steps=3)
+    next(iterator)  # nothing has changed since
+    assert make is text or [name.rpartition(".")[2] for name in reported] == [
+        "iterator"
+    ]  # files do not tell while they are read
+    iterator, _ = advance(taken, steps=2)
+    with pytest.raises(RefusedError, match=r"iterator is carried from step to step.*\n"):
+        next(iterator)
+
+
+@pytest.mark.parametrize("make", [generator, loader, mapped, through_a_generator], ids=lambda make: make.__name__)
+def test_a_survivor_cannot_repeat_a_step_with_an_iterator_that_has_advanced(make):
+    variables, iterator, unmoved = Variables(), make(), make()
+    variables.begin()
+    next(iterator)
+    taken = variables.take()
+    next(iterator)
+    variables.put(taken)
+    next(unmoved)
+    with pytest.raises(RefusedError, match="position"):
+        next(iterator)
+
+
+def test_the_trial_leaves_iterators_to_its_comparison():
+    variables, iterator = Variables(), generator()
+    variables.begin()
+    taken = variables.take()
+    next(iterator)
+    variables.trying = True
+    variables.put(taken)
+    assert next(iterator) == 1
+
+
+def test_files_that_are_written_and_the_step_loop_are_left_alone(tmp_path):
+    variables = Variables()
+    with (tmp_path / "log").open("w+") as log:
+        variables.begin()
+        taken = variables.take()
+        log.write("x")
+        variables.put(taken)
+        log.write("y")
+    assert (tmp_path / "log").read_text() == "xy"
+
+
+def test_data_in_an_unkept_variable_is_freed():
+    variables, batch = Variables(), torch.zeros(65 << 20, dtype=torch.uint8)
+    gone = weakref.ref(batch)
+    variables.begin()
+    batch.fill_(1)
+    variables.take()
+    batch = None
+    assert gone() is None
