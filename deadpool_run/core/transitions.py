@@ -122,7 +122,7 @@ MEMBER_TRANSITIONS: Mapping[MemberPhase, dict[Trigger, MemberPhase]] = MappingPr
             ev.ScriptInitialized: _M.PREPARING,
             ev.SparePrepared: _M.READY,
             ev.PrepareFailed: _M.DISMISSED,
-            ev.JobRefused: _M.DISMISSED,  # nobody needs it: only the spare is given up
+            ev.JobRefused: _M.DISMISSED,  # no rank needs it: only the spare is given up
             do.DismissWorker: _M.DISMISSED,
         },
         _M.SETTING_UP: {

@@ -55,7 +55,7 @@ class SocketOwners:
     def uid(self, local: Address, remote: Address) -> int | None:
         """Return the user of this machine's socket that is connected from `local` to `remote`.
 
-        None if there is no such socket here, or its process has closed it: then nobody can be told by it.
+        None if there is no such socket here, or if its process has closed it.
         """
         found = None if self._netlink is None else self._by_netlink(self._netlink, local, remote)
         if self._netlink is None:  # perhaps only now

@@ -151,7 +151,7 @@ class Scopes:
 
 
 class _Variables:
-    """Reads variables, and does not look at all functions and classes beside them in each step."""
+    """Reads variables. Functions and classes next to them are sorted out once, not in each step."""
 
     def __init__(self, found: Mapping[str, Any], ignored: Collection[str] = ()) -> None:
         self._found = found

@@ -1,4 +1,4 @@
-"""Values of variables out of the trees that `ValueWriter` makes. No code of the script's classes is run."""
+"""Decoder of the trees that `ValueWriter` makes. No code of the script's classes is run."""
 
 import sys
 from collections import defaultdict, deque

@@ -1,4 +1,4 @@
-"""Plain values of variables as trees that MessagePack can hold. No code of the script's classes is run.
+"""Encoder of variables' values as trees for MessagePack. No code of the script's classes is run.
 
 A number, a string or None is its own node. Any other value is a list that begins with a tag. Objects that can change have an
 identity, which two variables may share: those that were there when the loop began are known by name in every process of the
