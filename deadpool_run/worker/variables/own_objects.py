@@ -39,11 +39,6 @@ def is_own(kind: type, modules: Collection[str]) -> bool:
     )
 
 
-def has_slots(kind: type) -> bool:
-    """Return whether some attributes of its objects are not in their `__dict__`."""
-    return any("__slots__" in vars(base) for base in kind.__mro__[:-1])
-
-
 def attributes_of(value: Any) -> dict[str, Any]:
     """Return the attributes of an object that have a value, also those in slots."""
     state = object.__getstate__(value)

@@ -16,7 +16,7 @@ from deadpool_run.worker.variables.frames import (
     script_frames,
     set_local_variables,
 )
-from deadpool_run.worker.variables.own_objects import attributes_of, has_slots, is_own, set_attributes
+from deadpool_run.worker.variables.own_objects import attributes_of, is_own, set_attributes
 from deadpool_run.worker.variables.values import Objects, OpaqueError, ValueWriter
 
 _MOST_KEYS = 256
@@ -101,7 +101,8 @@ class Scopes:
         if kind in (FunctionType, MethodType):
             self._look_into(name, value)
         elif kind is dict and len(value) <= _MOST_KEYS and not self._is_plain(value):
-            self._add_object(name, value, value)
+            self._objects.add(name, value)
+            self._add(Scope(name, partial(_with_names, value), value.update, value.pop))
         elif kind in (list, tuple) and len(value) <= _MOST_KEYS:
             for index, part in enumerate(value):
                 if is_own(type(part), self.modules):
@@ -110,7 +111,9 @@ class Scopes:
             self._objects.add(name, value)
             self._add(Scope(name, _Variables(vars(value)), partial(_set_of_class, value)))
         elif is_own(kind, self.modules):
-            self._add_own(name, value)
+            self._objects.add(name, value)
+            read, write = partial(attributes_of, value), partial(set_attributes, value)
+            self._add(Scope(name, read, write, partial(object.__delattr__, value)))
 
     def _is_plain(self, value: dict[str, Any]) -> bool:
         try:
@@ -118,24 +121,6 @@ class Scopes:
         except OpaqueError:
             return False
         return True
-
-    def _add_own(self, name: str, value: Any) -> None:
-        if has_slots(type(value)):
-            self._objects.add(name, value)
-            self._add(
-                Scope(
-                    name,
-                    partial(attributes_of, value),
-                    partial(set_attributes, value),
-                    partial(object.__delattr__, value),
-                )
-            )
-        elif type(vars(value)) is dict:
-            self._add_object(name, value, vars(value))
-
-    def _add_object(self, name: str, value: Any, content: dict[str, Any]) -> None:
-        self._objects.add(name, value)
-        self._add(Scope(name, partial(_with_names, content), content.update, content.pop))
 
     def _look_into(self, name: str, function: Any) -> None:
         """Find what a function of the script's shares with the one around it, and the object of a method."""
