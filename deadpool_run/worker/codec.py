@@ -35,6 +35,13 @@ def has_state(obj: object) -> bool:
     return callable(getattr(obj, "state_dict", None)) and callable(getattr(obj, "load_state_dict", None))
 
 
+def attributes_of(value: Any) -> dict[str, Any]:
+    """Return the attributes of an object that have a value, also those in slots."""
+    state = object.__getstate__(value)
+    parts = state if isinstance(state, tuple) else (state,)
+    return {name: each for part in parts for name, each in (part or {}).items()}
+
+
 def tensors_in(tree: Any) -> Iterator[Tensor]:
     """Yield the tensors of nested dicts, lists and tuples."""
     if isinstance(tree, Tensor):

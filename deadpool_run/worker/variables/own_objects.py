@@ -39,13 +39,6 @@ def is_own(kind: type, modules: Collection[str]) -> bool:
     )
 
 
-def attributes_of(value: Any) -> dict[str, Any]:
-    """Return the attributes of an object that have a value, also those in slots."""
-    state = object.__getstate__(value)
-    parts = state if isinstance(state, tuple) else (state,)
-    return {name: each for part in parts for name, each in (part or {}).items()}
-
-
 def set_attributes(value: Any, attributes: Mapping[str, Any]) -> None:
     """Set attributes of an object, also those in slots and those of frozen data classes."""
     for name, each in attributes.items():

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from deadpool_run.worker.codec import attributes_of
 from deadpool_run.worker.process.script_files import own_modules
 from deadpool_run.worker.variables.frames import (
     closed_over,
@@ -16,7 +17,7 @@ from deadpool_run.worker.variables.frames import (
     script_frames,
     set_local_variables,
 )
-from deadpool_run.worker.variables.own_objects import attributes_of, is_own, set_attributes
+from deadpool_run.worker.variables.own_objects import is_own, set_attributes
 from deadpool_run.worker.variables.values import Objects, OpaqueError, ValueWriter
 
 _MOST_KEYS = 256

@@ -14,9 +14,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from deadpool_run.worker.codec import raw_bytes
+from deadpool_run.worker.codec import attributes_of, raw_bytes
 from deadpool_run.worker.variables import generators
-from deadpool_run.worker.variables.own_objects import attributes_of, is_own
+from deadpool_run.worker.variables.own_objects import is_own
 from deadpool_run.worker.variables.tensors import (
     MOST_BYTES,
     TensorCopies,
