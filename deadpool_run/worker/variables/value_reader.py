@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from deadpool_run.worker.codec import array_of
+from deadpool_run.worker.codec import array_of, tensor_of
 from deadpool_run.worker.variables import generators
 from deadpool_run.worker.variables.own_objects import set_attributes
 from deadpool_run.worker.variables.tensors import TensorCopy
@@ -69,7 +69,8 @@ class ValueReader:
             case "complex":
                 return complex(*parts)
             case "tensor":
-                return _into(into, _tensor(*parts))
+                dtype, shape, data = parts
+                return _into(into, tensor_of(data, getattr(torch, dtype)).reshape(shape))
             case "large":
                 return _into(into, self._large_tensor(parts[1]).to(parts[0]))
             case "graph":
@@ -120,12 +121,6 @@ class ValueReader:
         target.clear()
         target.update(values)
         return target
-
-
-def _tensor(dtype: str, shape: list[int], data: bytes) -> Tensor:
-    kind = getattr(torch, dtype)
-    made = torch.frombuffer(bytearray(data), dtype=kind) if data else torch.empty(0, dtype=kind)
-    return made.reshape(shape)
 
 
 def _into(into: Any, value: Tensor) -> Tensor:
