@@ -19,7 +19,7 @@ _MAX_BYTES = 4 << 20
 
 
 class Console:
-    """Descriptors of terminals, pipes and files that others hold too, each written by a thread: a paused pager stalls nobody."""
+    """Descriptors of terminals, pipes and files that others hold too, each written by a thread: a paused pager does not stall the agent."""
 
     def __init__(self) -> None:
         self._sinks: dict[object, Sink] = {}

@@ -21,7 +21,7 @@ class Refusals:
         self._closed = False
 
     def add(self, source: str, reason: str, count: int = 1) -> None:
-        """Count one, or so many."""
+        """Count `count` refused connections."""
         if self._closed:
             return
         self.total += count

@@ -101,7 +101,7 @@ class Connections:
         return 0 if found is None else found.received
 
     def confirmed(self, node: NodeId, count: int) -> None:
-        """Note that a node has received so many messages."""
+        """Note how many messages a node has received."""
         if found := self._sessions.get(node):
             found.confirmed(count)
 
@@ -111,7 +111,7 @@ class Connections:
         return 0 if found is None else found.count
 
     def has_received(self, node: NodeId, count: int) -> bool:
-        """Return whether a node that is admitted is known to have received so many messages."""
+        """Return whether an admitted node is known to have received this many messages."""
         found = self._sessions.get(node)
         return found is not None and found.acknowledged >= count
 
@@ -173,7 +173,7 @@ class Connections:
         elif connection.node is None:
             self._handle_first(connection, message)
         elif self._end is not None:
-            pass  # nobody decides on it any more
+            pass  # the job is over
         elif connection.node in self._waiting:
             raise ProtocolError(f"it sent {type(message).__name__} before it was admitted")
         elif isinstance(message, peers.HeartbeatAck):

@@ -2,8 +2,8 @@
 
 The first line names the format and holds the settings. A journal from the field is a test by itself.
 
-A thread writes it, so that no decision waits for a disk. If the disk stalls for so long that lines are dropped, one line names
-their number and holds the state after them.
+A thread writes it, so that no decision waits for a disk. If the disk stalls and lines are dropped, one line names their number
+and holds the state after them.
 """
 
 import os

@@ -31,13 +31,13 @@ class LinkSession:
             self._drop()
 
     def confirmed(self, count: int) -> None:
-        """Note that the peer has received so many messages."""
+        """Note how many messages the peer has received."""
         self.acknowledged = max(count, self.acknowledged)
         while self._unreceived and self._dropped < count:
             self._drop()
 
     def rest(self, count: int) -> list[bytes] | None:
-        """Return the messages that a peer lacks which has received so many; None if they are not kept any more."""
+        """Return the messages after the first `count`, which the peer has; None if some of them are no longer kept."""
         self.confirmed(count)
         return list(self._unreceived) if self._dropped == count else None
 

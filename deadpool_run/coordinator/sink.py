@@ -59,7 +59,7 @@ class Sink:
         return True
 
     def done(self, size: int) -> None:
-        """Report that so many bytes of an action are written. For the thread itself."""
+        """Report how many bytes of an action are written. For the sink's thread."""
         with self._room:
             self._bytes -= size
             self._progress += 1
@@ -107,7 +107,7 @@ class Sink:
         """Return the next action; None at the end."""
         with self._work:
             if not self._queue and not self._closing:
-                self._work.wait(_PAUSE_S)  # nobody notifies but `close`: lines gather
+                self._work.wait(_PAUSE_S)  # only `close` notifies: lines gather
             while not self._queue:
                 if self._closing or not self._stays:
                     self._thread = None

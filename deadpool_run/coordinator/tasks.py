@@ -1,4 +1,4 @@
-"""Coroutines that run beside what started them, and end with it."""
+"""Background tasks of an owner, which end with it."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -6,7 +6,7 @@ from typing import Any
 
 
 class Tasks:
-    """Some of them, in the running loop. `on_error` takes what one of them raises; without it, the loop's handler does."""
+    """A set of tasks in the running loop. `on_error` takes their exceptions; without it, the loop's handler does."""
 
     def __init__(self, on_error: Callable[[BaseException], None] | None = None) -> None:
         self._on_error = on_error
@@ -19,12 +19,12 @@ class Tasks:
         task.add_done_callback(self._done)
 
     def cancel(self) -> None:
-        """Cancel all of them."""
+        """Cancel every task."""
         for task in self._tasks:
             task.cancel()
 
     async def end(self) -> None:
-        """Cancel all of them, and wait until they have ended."""
+        """Cancel every task, and wait until all have ended."""
         self.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 

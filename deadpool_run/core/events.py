@@ -96,7 +96,7 @@ class WorkerFound(Untagged):
     dismissed: bool = False
     """It holds no rank, and was ordered to exit."""
     interval: int = 0
-    """Steps between its snapshots, as the last order said that reached it."""
+    """Steps between its snapshots, by the last order that reached it."""
     code: int | None = None
     signal: int | None = None
 

@@ -45,7 +45,7 @@ class Member:
     claimed: Rank | None = None
     """A rank that another coordinator gave it, and that waits for its end. Implies ENDING and no rank."""
     no_memory: bool = False
-    """It has said that there is no memory for its snapshots."""
+    """It has reported that there is no memory for its snapshots."""
     blameless: bool = False
     """It is ended because others failed it, which is no evidence against the script."""
 

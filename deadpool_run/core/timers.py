@@ -213,7 +213,7 @@ def _suspicion(decision: Decision) -> None:
     suspicion = decision.state.suspicion
     assert suspicion is not None
     decision.state.suspicion = None
-    why = f"a collective of worker {suspicion.worker} failed, and nobody was lost: {suspicion.message}"
+    why = f"a collective of worker {suspicion.worker} failed, but no worker was lost: {suspicion.message}"
     if decision.state.phase in (JobPhase.RUNNING, JobPhase.REPAIRING):
         repair.retry(decision, why)
     elif decision.state.phase is JobPhase.UNPROTECTED:

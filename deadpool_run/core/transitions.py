@@ -122,7 +122,7 @@ MEMBER_TRANSITIONS: Mapping[MemberPhase, dict[Trigger, MemberPhase]] = MappingPr
             ev.ScriptInitialized: _M.PREPARING,
             ev.SparePrepared: _M.READY,
             ev.PrepareFailed: _M.DISMISSED,
-            ev.JobRefused: _M.DISMISSED,  # nobody needs it: only the spare is given up
+            ev.JobRefused: _M.DISMISSED,  # no rank needs it: only the spare is given up
             do.DismissWorker: _M.DISMISSED,
         },
         _M.SETTING_UP: {
@@ -207,37 +207,20 @@ MEMBER_TRANSITIONS: Mapping[MemberPhase, dict[Trigger, MemberPhase]] = MappingPr
 )
 """Per phase: the events and orders that move a member, and its next phase. Other events are ignored."""
 
-JOB_TRANSITIONS: Mapping[JobPhase, Mapping[JobPhase, str]] = MappingProxyType(
+JOB_TRANSITIONS: Mapping[JobPhase, frozenset[JobPhase]] = MappingProxyType(
     {
-        _J.NEW: {_J.STARTING: "submitted", _J.STOPPING: "stop"},
-        _J.STARTING: {_J.UNPROTECTED: "enough workers are ready", _J.STOPPING: "stop"},
-        _J.UNPROTECTED: {
-            _J.RUNNING: "every rank is sealed",
-            _J.RESTARTING: "a rank was lost",
-            _J.FINISHING: "every rank is done",
-            _J.STOPPING: "stop",
-        },
-        _J.RUNNING: {
-            _J.REPAIRING: "a rank was lost",
-            _J.FINISHING: "every rank is done",
-            _J.STOPPING: "stop",
-        },
-        _J.REPAIRING: {
-            _J.RUNNING: "every rank is attached",
-            _J.RESTARTING: "every holder is gone, and checkpoints are durable",
-            _J.STOPPING: "stop",
-        },
-        _J.RESTARTING: {_J.STARTING: "every rank has ended", _J.STOPPING: "stop"},
-        _J.FINISHING: {
-            _J.STOPPED: "every worker has exited 0",
-            _J.REPAIRING: "a rank was lost after its release",
-            _J.STOPPING: "stop",
-        },
-        _J.STOPPING: {_J.STOPPED: "every worker has ended"},
-        _J.STOPPED: {},
+        _J.NEW: frozenset({_J.STARTING, _J.STOPPING}),
+        _J.STARTING: frozenset({_J.UNPROTECTED, _J.STOPPING}),
+        _J.UNPROTECTED: frozenset({_J.RUNNING, _J.RESTARTING, _J.FINISHING, _J.STOPPING}),
+        _J.RUNNING: frozenset({_J.REPAIRING, _J.FINISHING, _J.STOPPING}),
+        _J.REPAIRING: frozenset({_J.RUNNING, _J.RESTARTING, _J.STOPPING}),
+        _J.RESTARTING: frozenset({_J.STARTING, _J.STOPPING}),
+        _J.FINISHING: frozenset({_J.STOPPED, _J.REPAIRING, _J.STOPPING}),
+        _J.STOPPING: frozenset({_J.STOPPED}),
+        _J.STOPPED: frozenset(),
     }
 )
-"""Per phase: the phases that can follow, and why they do."""
+"""The phases that can follow each phase. `tests/core/diagram.py` says why they do."""
 
 HOLDS_RANK = frozenset(_M) - {_M.STARTING, _M.READY, _M.PREPARING, _M.DISMISSED, _M.ENDED}
 """Phases of members that can hold a rank (`RAISED` and `ENDING` hold it until they are reaped)."""

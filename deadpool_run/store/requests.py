@@ -16,7 +16,7 @@ MAX_KEY_BYTES, MAX_VALUE_BYTES, MAX_KEYS = 8 << 10, 8 << 20, 128 << 10
 _MAGIC = 0x3C85F7CE
 _U32, _U64, _I64 = struct.Struct("=I"), struct.Struct("=Q"), struct.Struct("=q")
 _SPENT_BYTES = 64 << 10
-"""Bytes that were read are dropped when there are so many of them."""
+"""Bytes that were read are dropped once there are more."""
 
 
 class Query(IntEnum):

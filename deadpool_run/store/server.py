@@ -1,4 +1,4 @@
-"""The store's server: one thread, one loop, the job's own clients and nobody else.
+"""The store's server: one thread, one loop, only the job's own clients.
 
 A connection is served once it is known that a process of this user, or of root, has its other end. If the other end is on this
 machine, the kernel knows that. Else the agent is asked, which asks the agent of the caller's machine. Until then not one byte of

@@ -9,7 +9,6 @@ import os
 import socket
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
 
@@ -32,13 +31,6 @@ _ESTABLISHED = 1
 _ROOT = 0
 
 
-@dataclass(frozen=True, slots=True)
-class _Socket:
-    state: int
-    uid: int
-    inode: int
-
-
 class SocketOwners:
     """Asks the kernel of this machine (of this network namespace). Not thread-safe."""
 
@@ -55,21 +47,19 @@ class SocketOwners:
     def uid(self, local: Address, remote: Address) -> int | None:
         """Return the user of this machine's socket that is connected from `local` to `remote`.
 
-        None if there is no such socket here, or its process has closed it: then nobody can be told by it.
+        None if there is no such socket here, or if its process has closed it.
         """
         found = None if self._netlink is None else self._by_netlink(self._netlink, local, remote)
         if self._netlink is None:  # perhaps only now
             found = next(_in_proc(local, remote), None)
-        if found is None or found.state != _ESTABLISHED or not found.inode:
-            return None
-        return found.uid
+        return found
 
     def close(self) -> None:
         """Free the descriptor."""
         if self._netlink is not None:
             self._netlink.close()
 
-    def _by_netlink(self, netlink: socket.socket, local: Address, remote: Address) -> _Socket | None:
+    def _by_netlink(self, netlink: socket.socket, local: Address, remote: Address) -> int | None:
         """Ask over netlink. If that does not work here, it is not tried again."""
         here, there = ip_address(local[0]), ip_address(remote[0])
         family = socket.AF_INET if here.version == 4 else socket.AF_INET6
@@ -95,7 +85,7 @@ class SocketOwners:
                 self._netlink = None
             return None
         _, state, _, _, _, uid, inode = _ANSWER.unpack_from(answer, _HEADER.size)
-        return _Socket(state, uid, inode)
+        return _user(state, uid, inode)
 
 
 def may_use_store(uid: int) -> bool:
@@ -103,8 +93,13 @@ def may_use_store(uid: int) -> bool:
     return uid in {_ROOT, os.getuid()}
 
 
-def _in_proc(local: Address, remote: Address) -> Iterator[_Socket]:
-    """Yield the socket from the tables of proc(5), if it is there. One with IPv4-mapped addresses is in the second."""
+def _user(state: int, uid: int, inode: int) -> int | None:
+    """Return the user of a connected socket; None if its process has closed it."""
+    return uid if state == _ESTABLISHED and inode else None
+
+
+def _in_proc(local: Address, remote: Address) -> Iterator[int | None]:
+    """Yield the socket's user from the tables of proc(5), if it is there. One with IPv4-mapped addresses is in the second."""
     here, there = ip_address(local[0]), ip_address(remote[0])
     tables = [("/proc/net/tcp6", _hex(here, mapped=True, port=local[1]), _hex(there, mapped=True, port=remote[1]))]
     if here.version == 4:
@@ -117,7 +112,7 @@ def _in_proc(local: Address, remote: Address) -> Iterator[_Socket]:
         for line in lines[1:]:
             _, at, to, state, _, _, _, uid, _, inode, *_ = line.split()
             if (at, to) == (mine, theirs):
-                yield _Socket(int(state, 16), int(uid), int(inode))
+                yield _user(int(state, 16), int(uid), int(inode))
 
 
 def _hex(address: IPv4Address | IPv6Address, *, port: int, mapped: bool = False) -> str:

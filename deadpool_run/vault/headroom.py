@@ -43,7 +43,7 @@ def room(workers: int) -> int:
 
 
 def check_room(nbytes: int, status_page: StatusPage, workers: int, what: str, *, own: int = 0) -> None:
-    """Raise `NoMemoryError` without room for this much more beside the growth on the status page, less `own`."""
+    """Raise `NoMemoryError` without room for this many more bytes, next to the growth on the status page less `own`."""
     growing, limit = status_page.growing - own, status_page.memory_limit
     left = max(0, room(workers) - growing)
     if nbytes > left:
@@ -83,7 +83,7 @@ class Growth:
 
     @contextmanager
     def _lock(self, what: str) -> Iterator[None]:
-        """Hold the node's lock, which the kernel frees if its owner dies; one that is stopped is waited for only shortly."""
+        """Hold the node's lock, which the kernel frees if its owner dies; the wait for a stopped owner is short."""
         deadline = time.monotonic() + _LOCK_S
         while True:
             try:
@@ -114,7 +114,7 @@ def _limits() -> Iterator[tuple[int, int]]:
 
 
 def _limits_up(mount: Path, path: str, limit: str, used: str, cache: str) -> Iterator[tuple[int, int]]:
-    """Yield limit and use of a group and those around it. Files that nobody reads count as free, as for the kernel."""
+    """Yield limit and use of a group and those around it. Inactive files count as free, as for the kernel."""
     group = mount / path.strip("/")
     for each in (group, *group.parents):
         if not each.is_relative_to(mount):

@@ -28,7 +28,6 @@ _KEPT = 3
 _ABANDONED = 8
 MAX_ABANDONED = _HEADER_WORDS - _ABANDONED
 """The number of abandoned versions that fit into the header."""
-_MAGIC = 0x6465_6164_706F_6F6C
 
 EMPTY = -1
 """A slot that holds nothing."""
@@ -248,8 +247,7 @@ def create_status_page(world_size: int) -> int:
     fd = os.memfd_create("deadpool-status_page", os.MFD_CLOEXEC)
     os.ftruncate(fd, status_page_bytes(world_size))
     status_page = StatusPage(fd, world_size)
-    status_page._words[0] = _MAGIC  # noqa: SLF001 - same module
-    status_page._words[_COMMITTED] = FROM_RANK_ENTRIES  # noqa: SLF001 - as above
+    status_page._words[_COMMITTED] = FROM_RANK_ENTRIES  # noqa: SLF001 - same module
     for rank_entry in status_page.rank_entries:
         rank_entry.clear(keep_slots=False)
     status_page.close()

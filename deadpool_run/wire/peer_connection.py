@@ -10,7 +10,7 @@ from deadpool_run.wire.seal import Seal
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PeerConnection:
-    """The result of a greeting. Whoever sends or receives on the socket uses the seals, in order."""
+    """The result of a greeting. Everything sent or received on the socket uses the seals, in order."""
 
     sock: socket.socket
     sending: Seal

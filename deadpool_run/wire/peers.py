@@ -58,7 +58,7 @@ class Safe(Tagged):
 class Rejoin(Tagged):
     """Asks a new leader to go on with this node, which a former leader took in.
 
-    Before it found its inventory, the node has sent so many `reports` to this leader, by connections that broke at once.
+    `reports` counts what the node had sent to this leader before its inventory, over connections that broke at once.
     """
 
     node: NodeId
@@ -68,7 +68,7 @@ class Rejoin(Tagged):
 
 
 class ResumeLink(Tagged):
-    """Goes on with this node over another connection. It has received so many messages of the leader of this term."""
+    """Goes on with this node over another connection. `received` counts the messages of the leader of this term that it has."""
 
     node: NodeId
     term: int
@@ -265,7 +265,7 @@ class Redirect(Tagged):
 
 
 class LinkResumed(Tagged):
-    """Answers a `ResumeLink` or a `Rejoin`: so many messages of the node came, or are older than its inventory."""
+    """Answers a `ResumeLink` or a `Rejoin`: `received` counts the node's messages that came or are older than its inventory."""
 
     received: int
 

@@ -42,7 +42,7 @@ class CallersIdentified(Tagged):
 
 
 class StoreRefused(Tagged):
-    """Reports that the store refused so many connections, the last from `source`, for this reason."""
+    """Reports how many connections the store refused. The last came from `source`, and was refused for this reason."""
 
     count: int
     source: str

@@ -30,9 +30,21 @@ def raw_bytes(tensor: Tensor) -> bytes:
     return ctypes.string_at(flat.data_ptr(), flat.nbytes) if flat.nbytes else b""
 
 
+def tensor_of(data: bytes, dtype: torch.dtype = torch.uint8) -> Tensor:
+    """Return these bytes as a tensor of one dimension. Does not need numpy."""
+    return torch.frombuffer(bytearray(data), dtype=dtype) if data else torch.empty(0, dtype=dtype)
+
+
 def has_state(obj: object) -> bool:
     """Return whether an object has `state_dict()` and `load_state_dict()`."""
     return callable(getattr(obj, "state_dict", None)) and callable(getattr(obj, "load_state_dict", None))
+
+
+def attributes_of(value: Any) -> dict[str, Any]:
+    """Return the attributes of an object that have a value, also those in slots."""
+    state = object.__getstate__(value)
+    parts = state if isinstance(state, tuple) else (state,)
+    return {name: each for part in parts for name, each in (part or {}).items()}
 
 
 def tensors_in(tree: Any) -> Iterator[Tensor]:

@@ -36,12 +36,6 @@ def short_timeout() -> Iterator[None]:
         state.retrans, state.retry = before
 
 
-def disable() -> None:
-    """Let this process resolve names from /etc/hosts only. No effect without glibc."""
-    with contextlib.suppress(AttributeError):
-        ctypes.CDLL(None)["__nss_configure_lookup"](b"hosts", b"files")
-
-
 def _state_of_thread() -> _ResState | None:
     libc = ctypes.CDLL(None)
     try:

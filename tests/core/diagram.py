@@ -13,6 +13,31 @@ from deadpool_run.core.transitions import (
     ReplacementAssigned,
 )
 
+_J = JobPhase
+_WHY = {
+    (_J.NEW, _J.STARTING): "submitted",
+    (_J.NEW, _J.STOPPING): "stop",
+    (_J.STARTING, _J.UNPROTECTED): "enough workers are ready",
+    (_J.STARTING, _J.STOPPING): "stop",
+    (_J.UNPROTECTED, _J.RUNNING): "every rank is sealed",
+    (_J.UNPROTECTED, _J.RESTARTING): "a rank was lost",
+    (_J.UNPROTECTED, _J.FINISHING): "every rank is done",
+    (_J.UNPROTECTED, _J.STOPPING): "stop",
+    (_J.RUNNING, _J.REPAIRING): "a rank was lost",
+    (_J.RUNNING, _J.FINISHING): "every rank is done",
+    (_J.RUNNING, _J.STOPPING): "stop",
+    (_J.REPAIRING, _J.RUNNING): "every rank is attached",
+    (_J.REPAIRING, _J.RESTARTING): "every holder is gone, and checkpoints are durable",
+    (_J.REPAIRING, _J.STOPPING): "stop",
+    (_J.RESTARTING, _J.STARTING): "every rank has ended",
+    (_J.RESTARTING, _J.STOPPING): "stop",
+    (_J.FINISHING, _J.STOPPED): "every worker has exited 0",
+    (_J.FINISHING, _J.REPAIRING): "a rank was lost after its release",
+    (_J.FINISHING, _J.STOPPING): "stop",
+    (_J.STOPPING, _J.STOPPED): "every worker has ended",
+}
+"""Why each phase of the job can follow another, in the order of the diagram."""
+
 
 def diagram() -> str:
     """Return both machines as mermaid state diagrams, for the documentation."""
@@ -27,9 +52,9 @@ def _job_diagram() -> Iterator[str]:
     yield "```mermaid"
     yield "stateDiagram-v2"
     yield f"    [*] --> {_name(JobPhase.NEW)}"
-    for phase, targets in JOB_TRANSITIONS.items():
-        for target, why in targets.items():
-            yield f"    {_name(phase)} --> {_name(target)}: {why}"
+    assert {(phase, target) for phase, targets in JOB_TRANSITIONS.items() for target in targets} == _WHY.keys()
+    for (phase, target), why in _WHY.items():
+        yield f"    {_name(phase)} --> {_name(target)}: {why}"
     yield f"    {_name(JobPhase.STOPPED)} --> [*]"
     yield "```"
 

@@ -7,7 +7,6 @@ https://etcd.io/docs/v3.5/dev-guide/api_grpc_gateway/. Reads are linearizable, w
 import base64
 import ssl
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -20,24 +19,11 @@ _DEFAULT_PREFIX = "deadpool-run"
 _DEFAULT_PORT = 2379
 
 
-@dataclass(frozen=True, slots=True)
-class EtcdLogin:
-    """How etcd knows us, from the variables of etcdctl. Without a user: not at all."""
-
-    user: str = ""
-    password: str = field(default="", repr=False)
-
-    @classmethod
-    def of(cls, environment: Mapping[str, str]) -> "EtcdLogin":
-        """Return the login of ETCDCTL_USER (`NAME` or `NAME:PASSWORD`) and ETCDCTL_PASSWORD."""
-        user, _, password = environment.get("ETCDCTL_USER", "").partition(":")
-        return cls(user, environment.get("ETCDCTL_PASSWORD") or password)
-
-
 class EtcdAuthority(RecordAuthority[int]):
     """A run's record in etcd. The version is the key's modification revision, 0 before the first."""
 
-    def __init__(self, servers: Sequence[HttpServer], prefix: str, run_id: str, login: EtcdLogin) -> None:
+    def __init__(self, servers: Sequence[HttpServer], prefix: str, run_id: str, user: str, password: str) -> None:
+        """`user` and `password` are those of etcd; without a user, there is no login."""
         scheme = "etcd" if servers[0].tls is None else "etcds"
         self.where = f"{scheme}://{','.join(map(str, servers))}/{prefix}"
         self.advice = (
@@ -46,7 +32,7 @@ class EtcdAuthority(RecordAuthority[int]):
         )
         self._servers = servers
         self._key = _encoded(f"{prefix}/{name_of(run_id)}")
-        self._login = login
+        self._login = {"name": user, "password": password} if user else None
         self._first = 0
         """Index of the server to ask first: the last one that answered, or the one after the last that did not."""
 
@@ -78,9 +64,9 @@ class EtcdAuthority(RecordAuthority[int]):
 
     def _ask_one(self, server: HttpServer, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         headers = {}
-        if self._login.user:
-            name = {"name": self._login.user, "password": self._login.password}
-            headers["Authorization"] = str(checked(server.ask("POST", "/v3/auth/authenticate", name, {}))["token"])
+        if self._login is not None:
+            granted = checked(server.ask("POST", "/v3/auth/authenticate", self._login, {}))
+            headers["Authorization"] = str(granted["token"])
         return checked(server.ask("POST", path, body, headers))
 
 
@@ -94,7 +80,9 @@ def parse(text: str, run_id: str, environment: Mapping[str, str], *, tls: bool) 
             "not addresses of etcd\nwrite etcd://HOST:PORT[,HOST:PORT...][/PREFIX], with etcds:// for TLS, and user and "
             "password in ETCDCTL_USER and ETCDCTL_PASSWORD"
         )
-    return EtcdAuthority(servers, prefix.strip("/") or _DEFAULT_PREFIX, run_id, EtcdLogin.of(environment))
+    user, _, password = environment.get("ETCDCTL_USER", "").partition(":")  # NAME or NAME:PASSWORD
+    password = environment.get("ETCDCTL_PASSWORD") or password
+    return EtcdAuthority(servers, prefix.strip("/") or _DEFAULT_PREFIX, run_id, user, password)
 
 
 def _server(text: str, tls: ssl.SSLContext | None) -> HttpServer | None:

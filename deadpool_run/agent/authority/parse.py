@@ -19,7 +19,9 @@ def parse_authority(text: str, run_id: str, environment: Mapping[str, str] = os.
         return None
     kind, _, rest = text.partition(":")
     if kind == "file":
-        return BoundedAuthority(FileAuthority(_folder(rest), run_id), run_id)
+        if not rest.startswith("/"):
+            raise UsageError("not an absolute path\nwrite file:/DIR, with a folder on a disk that all machines share")
+        return BoundedAuthority(FileAuthority(Path(rest), run_id), run_id)
     if kind in {"etcd", "etcds"}:
         from deadpool_run.agent.authority import etcd_authority  # noqa: PLC0415 - ssl, http.client: 15 ms of each launch
 
@@ -29,9 +31,3 @@ def parse_authority(text: str, run_id: str, environment: Mapping[str, str] = os.
 
         return BoundedAuthority(lease_authority.parse(rest, run_id, environment), run_id)
     raise UsageError(f"not an authority\nwrite {_FORMS}")
-
-
-def _folder(text: str) -> Path:
-    if not text.startswith("/"):
-        raise UsageError("not an absolute path\nwrite file:/DIR, with a folder on a disk that all machines share")
-    return Path(text)

@@ -19,7 +19,7 @@ class RecordAuthority(ExternalAuthority, Generic[Version]):
 
     @abstractmethod
     def fetch(self) -> tuple[AuthorityRecord, Version]:
-        """Return the record and its version. A record that nobody wrote yet is empty, and has a version too."""
+        """Return the record and its version. A missing record is empty, and has a version too."""
 
     @abstractmethod
     def swap(self, record: AuthorityRecord, version: Version) -> bool:

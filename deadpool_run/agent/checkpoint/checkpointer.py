@@ -79,7 +79,7 @@ class Checkpointer:
         channel.send(order)
 
     def let_go(self) -> None:
-        """Let it end, as there are no more orders."""
+        """Let it end: there are no further orders."""
         self._finish()
         if self._child.channel is not None:
             self._child.channel.close()

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import psutil
 
@@ -48,25 +48,11 @@ class RankSight:
 
 
 @dataclass(frozen=True, slots=True)
-class Stillness:
-    """What the last look saw, and how many looks before it in a row saw the same."""
-
-    sights: tuple[RankSight, ...] = ()
-    times: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class HangVerdict:
     """The culprits of a hang, none if all ranks look alike, and what was seen."""
 
     culprits: tuple[RankSight, ...]
     reason: str
-
-
-def looked(before: Stillness, sights: tuple[RankSight, ...]) -> Stillness:
-    """Return the stillness after another look."""
-    again = bool(sights) and sights == before.sights
-    return Stillness(sights, before.times + 1 if again else 0)
 
 
 def judge(sights: Sequence[RankSight], stopped: Collection[Rank], timeout_s: float) -> HangVerdict:
@@ -147,7 +133,8 @@ class HangDetector:
     say: Callable[[str], None]
     """Prints a hang without a culprit."""
     protected: Callable[[], bool] = lambda: True
-    _stillness: Stillness = field(default_factory=Stillness)
+    _sights: tuple[RankSight, ...] = ()
+    _times: int = 0
     _timer: asyncio.TimerHandle | None = None
 
     def __post_init__(self) -> None:
@@ -163,20 +150,25 @@ class HangDetector:
     def _set_timer(self) -> None:
         self._timer = asyncio.get_running_loop().call_later(self.timeout_s / LOOKS, self._look_again)
 
+    def stillness(self, sights: tuple[RankSight, ...]) -> int:
+        """Take a look's sights; return how many looks before it in a row saw the same."""
+        self._times = self._times + 1 if sights and sights == self._sights else 0
+        self._sights = sights
+        return self._times
+
     def _look_again(self) -> None:
         self._set_timer()
-        self._stillness = looked(self._stillness, self.look())
-        times = self._stillness.times
+        sights = self.look()
+        times = self.stillness(sights)
         if times == 0 or times % LOOKS != 0:
             return
-        sights = self._stillness.sights
         pids = {sight.rank: self.pid(sight.worker) for sight in sights}
         stopped = {rank for rank, pid in pids.items() if pid is not None and is_stopped(pid)}
         if not (stopped or self.protected()):
             return
         verdict = judge(sights, stopped, self.timeout_s)
         if verdict.culprits:
-            self._stillness = Stillness()
+            self._sights = ()
         elif times == LOOKS:
             self.say(f"the job hangs, but no rank can be blamed, and none is ended: {verdict.reason}")
         for culprit in verdict.culprits:

@@ -312,7 +312,7 @@ def _enter(order: _Request) -> None:
     kind, fds = order.body["kind"], order.fds
     if "triton" in sys.modules:
         atexit.register(gc.unfreeze)  # nanobind calls everything leaked that the last collection leaves out
-    if kind != "store":  # without it nobody trains
+    if kind != "store":  # without it no rank trains
         _be_ended_first()
     if kind in _SERVICES:
         _ignore_signals()

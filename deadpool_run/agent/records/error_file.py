@@ -4,6 +4,7 @@ torchrun's convention: a worker writes its exception to the file that `TORCHELAS
 launcher copies that of the first failure, with the exit code, to the file that the variable names in its own environment.
 """
 
+import contextlib
 import json
 import time
 from collections.abc import Mapping
@@ -12,9 +13,8 @@ from typing import Any
 
 from deadpool_run.agent import atomic_file
 from deadpool_run.agent.console import tell
-from deadpool_run.errors import ProtocolError
 from deadpool_run.ids import WorkerId
-from deadpool_run.wire.typed import parse
+from deadpool_run.wire.typed import read_object
 
 _MAX_BYTES = 16 << 20
 """A larger error file is not read."""
@@ -63,14 +63,11 @@ class RootCause:
 
 def _read(file: str) -> Mapping[str, Any] | None:
     """Return an error file's content; None if there is no valid one."""
-    try:
-        path = Path(file)
-        if not path.is_file() or path.stat().st_size > _MAX_BYTES:
-            return None
-        content = parse(path.read_bytes())
-    except (OSError, ProtocolError):
-        return None
-    return content if isinstance(content, dict) and "message" in content else None
+    path = Path(file)
+    with contextlib.suppress(OSError):
+        if path.is_file() and path.stat().st_size <= _MAX_BYTES and "message" in (content := read_object(path)):
+            return content
+    return None
 
 
 def _time_of(error: Mapping[str, Any] | None, seen_at: float) -> float:

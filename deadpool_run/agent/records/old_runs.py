@@ -9,7 +9,7 @@ import os
 import shutil
 import socket
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,8 @@ from deadpool_run.coordinator.address import JOURNALS, POINTER_NAME, SOCKET_NAME
 
 _OURS = (POINTER_NAME, SOCKET_NAME, JOURNALS, "script.py", "logs", "evidence", "meeting", "node-*", RECORD_NAME)
 """In the order of their removal: the record that permits it is the last."""
+_FIELDS = {"schema_version", "run_id", "host", "pid", "started", "ended"}
+"""Of a record that counts."""
 
 
 def remove_in_background(folder: Path, keep: int) -> None:
@@ -32,7 +34,7 @@ def remove(folder: Path, keep: int) -> None:
     try:
         for run_dir in folder.iterdir():
             if run_dir.is_dir() and not run_dir.is_symlink() and run_dir.stat().st_uid == os.getuid():
-                records = list(_valid(run_dir))
+                records = [record for record in records_of(run_dir) if record.keys() >= _FIELDS]
                 if records and not _lives(records):
                     ended.append((max(str(record.get("started")) for record in records), run_dir))
     except OSError as error:
@@ -42,13 +44,7 @@ def remove(folder: Path, keep: int) -> None:
             _remove(run_dir)
 
 
-def _valid(run_dir: Path) -> Iterator[Mapping[str, Any]]:
-    for record in records_of(run_dir):
-        if {"schema_version", "run_id", "host", "pid", "started", "ended"} <= record.keys():
-            yield record
-
-
-def _lives(records: list[Mapping[str, Any]]) -> bool:
+def _lives(records: Sequence[Mapping[str, Any]]) -> bool:
     """Return whether a run may not be over. What other machines do is known from its leader's record only."""
     here = socket.gethostname()
     open_ = [record for record in records if not record["ended"]]

@@ -17,7 +17,7 @@ from deadpool_run.core.state import Raise, Repair, all_attached
 from deadpool_run.core.transitions import MEMBER_TRANSITIONS, JobPhase, MemberPhase
 from deadpool_run.ids import Rank, Version
 
-UNCONNECTED = "communicators could not be built, and nobody was lost"
+UNCONNECTED = "communicators could not be built, but no worker was lost"
 _LONGEST_WAIT_S = 30.0
 """Between two tries to connect the same workers, or to fetch a state from the same node."""
 _M = MemberPhase
@@ -129,7 +129,7 @@ def attach_failed(decision: Decision, member: Member) -> None:
         repair.retry_at = decision.now + wait_s
         decision.announce(f"connecting the same workers again in {wait_s:g} s", UNCONNECTED)
         return
-    why = f"it could not build its communicators for {patience_s:g} s, and nobody else was lost"
+    why = f"it could not build its communicators for {patience_s:g} s, but no other worker was lost"
     decision.end(member, why)
     decision.set_member(member.worker, blameless=True)
     repair.replaced_for_network_at = decision.now
@@ -159,7 +159,7 @@ def begin_epoch(decision: Decision, reason: str) -> None:
     decision.repair.retry_at = None
     gone = ", ".join(str(seat.rank) for seat in decision.state.seats if seat.done)
     if gone:
-        why = f"{reason}, and rank {gone} had left the job already, so that nobody can go on with it"
+        why = f"{reason}, and rank {gone} had left the job already, so the job cannot go on"
         shutdown.stop(decision, 1, why)
         return
     if decision.repair.attempts > blame.MAX_ATTEMPTS:
@@ -330,7 +330,7 @@ def _choose_version(decision: Decision) -> None:
     repair.drained_at = decision.now
     if resume is None:
         lost = holders.describe_loss(state)
-        why = f"{lost}no version is held by every rank, so nobody can go on: {holders.describe(state.seats)}"
+        why = f"{lost}no version is held by every rank, so the job cannot go on: {holders.describe(state.seats)}"
         if decision.settings.durable:
             restart.end(decision, "starting the world again from the newest durable checkpoint", why)
         else:

@@ -85,8 +85,8 @@ class _Watch:
         death = _Death(file, fault)
         if index == fault.step:
             death.prepare(self._states.modules(), max(0, self._issued - issued))
-        else:
-            death.step_is_counted()
+        elif fault.phase is FaultPhase.BETWEEN:  # the step is counted, and the next one has not begun
+            death.die()
         return death
 
 
@@ -122,11 +122,6 @@ class _Death:
             waits = fault.phase is FaultPhase.BETWEEN and index == fault.step and fault.fraction >= _LATE and not last
         if not waits:
             self.die(met=fault.phase is FaultPhase.BETWEEN)
-
-    def step_is_counted(self) -> None:
-        """Die after the step was counted and before the next one, if that is the phase."""
-        if self.fault.phase is FaultPhase.BETWEEN:
-            self.die()
 
     def die(self, *, met: bool = True) -> None:
         try:

@@ -188,7 +188,7 @@ class RepairParticipant:
         if files := sources.edited(transcript.facts.get("sources", {})):
             self.refuse(
                 f"{', '.join(files)} was edited since the job began: a replacement would run other code than the other ranks.\n"
-                "Undo the edit before you start the job again, or start each job from a copy of the code that nobody edits."
+                "Undo the edit before you start the job again, or start each job from its own copy of the code."
             )
 
     def learn_replicas(self) -> None:

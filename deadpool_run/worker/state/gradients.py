@@ -4,6 +4,7 @@ Usually there are none: the next step drops gradients that an optimizer has used
 its parameter has updated since it was last written to.
 """
 
+import weakref
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -31,20 +32,24 @@ class UsedGradients:
     """Gradients that updates have used up: until they are written to again, they are no state."""
 
     def __init__(self) -> None:
-        self._marks: dict[int, tuple[int, int]] = {}
+        self._marks: dict[int, tuple[weakref.ref[Tensor], int]] = {}
+        """By parameter. Weak, because a later gradient may have the identity of one that was freed."""
 
     def note(self, parameters: Iterable[Tensor]) -> None:
         """Note that the gradients of these parameters were used up."""
         for parameter in parameters:
             if parameter.grad is not None:
-                self._marks[id(parameter)] = _mark(parameter.grad)
+                self._marks[id(parameter)] = weakref.ref(parameter.grad), _writes(parameter.grad)
 
     def __contains__(self, parameter: Tensor) -> bool:
-        return parameter.grad is not None and self._marks.get(id(parameter)) == _mark(parameter.grad)
+        gradient, mark = parameter.grad, self._marks.get(id(parameter))
+        if gradient is None or mark is None:
+            return False
+        return mark[0]() is gradient and mark[1] == _writes(gradient)
 
 
-def _mark(gradient: Tensor) -> tuple[int, int]:
-    return id(gradient), compat_nn.writes_of(compat_nn.local(gradient))
+def _writes(gradient: Tensor) -> int:
+    return compat_nn.writes_of(compat_nn.local(gradient))
 
 
 class BucketViews:

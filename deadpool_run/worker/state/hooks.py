@@ -6,7 +6,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from deadpool_run.worker.codec import copied, has_state
+from deadpool_run.worker.codec import attributes_of, copied, has_state
 
 _GENERATOR = "numpy.random.RandomState"
 
@@ -45,13 +45,10 @@ def is_unknown(state: Any) -> bool:
 
 
 def _attributes(state: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the attributes, in slots too, without process groups and functions."""
-    names = [name for kind in type(state).__mro__ for name in getattr(kind, "__slots__", ())]
-    for name in dict.fromkeys([*names, *getattr(state, "__dict__", {})]):
-        if hasattr(state, name):
-            value = getattr(state, name)
-            if not isinstance(value, dist.ProcessGroup) and not callable(value):
-                yield name, value
+    """Yield the attributes, without process groups and functions."""
+    for name, value in attributes_of(state).items():
+        if not isinstance(value, dist.ProcessGroup) and not callable(value):
+            yield name, value
 
 
 def _taken(value: Any) -> Any:

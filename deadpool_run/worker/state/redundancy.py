@@ -1,4 +1,4 @@
-"""Which ranks hold the same parameters as this one, according to DTensor and DDP. A hint for placing copies, no more."""
+"""Ranks that hold the same parameters as this one, according to DTensor and DDP: a hint for placing copies."""
 
 from collections import Counter
 from collections.abc import Iterable

@@ -11,9 +11,8 @@ from array import array
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from deadpool_run.worker.codec import raw_bytes
+from deadpool_run.worker.codec import raw_bytes, tensor_of
 
 RngStates = dict[str, Any]
 
@@ -37,16 +36,12 @@ def put_rng(states: RngStates) -> None:
     random.setstate((python["kind"], tuple(array("I", python["words"])), python["gauss"]))
     if states["numpy"] is not None:
         importlib.import_module("numpy.random").set_state(states["numpy"])
-    torch.set_rng_state(_bytes_tensor(states["torch"]))
+    torch.set_rng_state(tensor_of(states["torch"]))
     if not states["cuda"]:
         return
     for key, device in _cuda_keys().items():
         if key in states["cuda"]:
-            torch.cuda.default_generators[device].set_state(_bytes_tensor(states["cuda"][key]))
-
-
-def _bytes_tensor(data: bytes) -> Tensor:
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
+            torch.cuda.default_generators[device].set_state(tensor_of(states["cuda"][key]))
 
 
 def _cuda_keys() -> dict[str, int]:

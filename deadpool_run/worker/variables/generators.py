@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from deadpool_run.worker.codec import raw_bytes
+from deadpool_run.worker.codec import raw_bytes, tensor_of
 
 
 def state_of(value: Any) -> tuple[str, Any] | None:
@@ -34,7 +34,7 @@ def with_state(kind: str, state: Any, into: Any) -> Any:
         return found
     if kind == "generator":
         found = into if type(into) is torch.Generator else torch.Generator()
-        return found.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
+        return found.set_state(tensor_of(state))
     import numpy as np  # noqa: PLC0415 - only a state that has one needs numpy
 
     if kind == "mtrand":

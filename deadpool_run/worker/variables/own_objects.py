@@ -46,7 +46,11 @@ _CONTAINERS: tuple[Any, ...] = (OrderedDict, dict, deque, list, set)
 
 def container_of(kind: type, modules: Collection[str]) -> Any:
     """Return the class whose methods read and fill objects of a container class of the script's; None for other classes."""
-    if kind.__module__ not in modules or issubclass(kind, nn.Module) or has_slots(kind):
+    if (
+        kind.__module__ not in modules
+        or issubclass(kind, nn.Module)
+        or any("__slots__" in vars(each) for each in kind.__mro__)
+    ):
         return None
     base = next((each for each in _CONTAINERS if issubclass(kind, each)), None)
     is_plain = base is not None and kind.__new__ is base.__new__ and kind.__reduce_ex__ is object.__reduce_ex__
@@ -57,18 +61,6 @@ def attributes_of_container(value: Any) -> dict[str, Any]:
     """Return the attributes of such a container. Some classes have their items as attributes: then these are none."""
     found: dict[str, Any] = vars(value)
     return {} if found is value else dict(found)
-
-
-def has_slots(kind: type) -> bool:
-    """Return whether some attributes of its objects are not in their `__dict__`."""
-    return any("__slots__" in vars(base) for base in kind.__mro__[:-1])
-
-
-def attributes_of(value: Any) -> dict[str, Any]:
-    """Return the attributes of an object that have a value, also those in slots."""
-    state = object.__getstate__(value)
-    parts = state if isinstance(state, tuple) else (state,)
-    return {name: each for part in parts for name, each in (part or {}).items()}
 
 
 def set_attributes(value: Any, attributes: Mapping[str, Any]) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import nn
 
+from deadpool_run.worker.codec import attributes_of
 from deadpool_run.worker.process.script_files import own_modules
 from deadpool_run.worker.variables.frames import (
     closed_over,
@@ -26,14 +27,7 @@ from deadpool_run.worker.variables.functions import (
     set_arguments,
     set_defaults,
 )
-from deadpool_run.worker.variables.own_objects import (
-    attributes_of,
-    attributes_of_container,
-    container_of,
-    has_slots,
-    is_own,
-    set_attributes,
-)
+from deadpool_run.worker.variables.own_objects import attributes_of_container, container_of, is_own, set_attributes
 from deadpool_run.worker.variables.values import Objects, OpaqueError, ValueWriter
 
 _MOST_KEYS = 256
@@ -123,7 +117,7 @@ class Scopes:
         elif isinstance(value, ContextVar | threading.local):
             self._add_context(name, value)
         elif issubclass(kind, dict) and dict.__len__(value) <= _MOST_KEYS and not self._is_plain(value):
-            self._add_dict(name, kind, value)
+            self._add_own_dict(name, kind, value)
         elif kind in (list, tuple) and len(value) <= _MOST_KEYS:
             for index, part in enumerate(value):
                 if is_own(type(part), self.modules):
@@ -131,7 +125,8 @@ class Scopes:
         elif isinstance(value, type) and value.__module__ in self.modules:
             self._add_class(name, value)
         elif is_own(kind, self.modules):
-            self._add_own(name, value)
+            read, write = partial(attributes_of, value), partial(set_attributes, value)
+            self._add_named(name, value, read, write, partial(object.__delattr__, value))
 
     def _is_plain(self, value: dict[str, Any]) -> bool:
         try:
@@ -145,29 +140,21 @@ class Scopes:
         if isinstance(value, ContextVar):
             self._add_named(name, value, partial(_of_context, value), lambda values: value.set(values[_VALUE]))
         else:
-            self._add_object(name, value, vars(value))
+            self._add_dict(name, value, vars(value))
 
     def _add_class(self, name: str, kind: type) -> None:
         self._add_named(name, kind, _Variables(vars(kind)), partial(_set_of_class, kind))
         for key, method in list(vars(kind).items()):
             self._look_into(f"{name}.{key}", getattr(method, "__func__", method))
 
-    def _add_own(self, name: str, value: Any) -> None:
-        if has_slots(type(value)):
-            remove = partial(object.__delattr__, value)
-            self._add_named(name, value, partial(attributes_of, value), partial(set_attributes, value), remove)
-        elif type(vars(value)) is dict:
-            self._add_object(name, value, vars(value))
-
-    def _add_dict(self, name: str, kind: type, value: Any) -> None:
+    def _add_own_dict(self, name: str, kind: type, value: Any) -> None:
         base = dict if kind is dict else container_of(kind, self.modules)
         if base is not None:
-            self._add_object(name, value, value, base)
-            attributes = {} if kind is dict else attributes_of_container(value)
-            if attributes:
+            self._add_dict(name, value, value, base)
+            if kind is not dict and attributes_of_container(value):
                 self._add(Scope(f"{name}, attributes", partial(_with_names, vars(value)), vars(value).update))
 
-    def _add_object(self, name: str, value: Any, content: dict[str, Any], base: Any = dict) -> None:
+    def _add_dict(self, name: str, value: Any, content: dict[str, Any], base: Any = dict) -> None:
         """Add an object whose variables are in a dict, which is read and set by the methods of this class of Python's."""
         read = partial(_with_names, content, base)
         self._add_named(name, value, read, partial(base.update, content), partial(base.pop, content))
@@ -206,7 +193,7 @@ class Scopes:
 
 
 class _Variables:
-    """Reads variables, and does not look at all functions and classes beside them in each step."""
+    """Reads variables. Functions and classes next to them are sorted out once, not in each step."""
 
     def __init__(self, found: Mapping[str, Any], ignored: Collection[str] = ()) -> None:
         self._found = found

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from deadpool_run.worker.codec import tensor_of
 from deadpool_run.worker.compat.modules import local, writes_of
 from deadpool_run.worker.state.digest import sampled
 
@@ -111,7 +112,7 @@ class TensorCopies:
                 return self._use(array, known)
         if not self._has_room(array.nbytes):
             return None
-        return self._note(array, 0, _bytes_of_array(array), has_changed=known is not None)
+        return self._note(array, 0, tensor_of(array.tobytes()), has_changed=known is not None)
 
     def _known_of(self, source: Any) -> _Known | None:
         known = self._known.get(id(source))
@@ -154,10 +155,6 @@ def sample_of_array(array: Any) -> bytes:
     flat = array.reshape(-1)
     found: bytes = flat[:: max(1, flat.size // _SAMPLES)].tobytes()
     return found
-
-
-def _bytes_of_array(array: Any) -> Tensor:
-    return torch.frombuffer(bytearray(array.tobytes()), dtype=torch.uint8)
 
 
 def _has_sampled(array: Any, copy: Tensor) -> bool:

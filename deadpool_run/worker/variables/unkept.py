@@ -1,7 +1,7 @@
-"""Data in variables that snapshots do not keep: whether it is as it was, and what stands for it where it was lost.
+"""Data in variables that snapshots do not keep: checks for changes, and placeholders for lost values.
 
-A lost value is often never read again: a batch, a loss, a list for a plot. So its variable gets a `LostValue`, and only a script
-that uses that is refused.
+Most lost values are never read again: a batch, a loss, a list for a plot. So the variable gets a `LostValue`, and only a script
+that uses it is refused.
 """
 
 import weakref
@@ -80,12 +80,12 @@ class Unkept:
 
 
 class LostValue:
-    """Stands for data that was not kept. Whoever uses it gets an error; appending to it, or printing it, has no effect."""
+    """A placeholder for data that was not kept. Using it raises an error. Appending to it, or printing it, has no effect."""
 
     __slots__ = ("_lost_as", "_lost_instead_of")
 
     def __init__(self, name: str, why: str, refuse: Callable[[str], NoReturn], instead_of: Any = None) -> None:
-        """`refuse` raises; `instead_of` is the value to put back if nobody has asked for it."""
+        """`refuse` raises; `instead_of` is the value to put back if the script has not used it."""
         set_slot = object.__setattr__
         set_slot(self, "_lost_as", (name, why, refuse))
         set_slot(self, "_lost_instead_of", instead_of)

@@ -1,4 +1,4 @@
-"""Values of variables out of the trees that `ValueWriter` makes. No code of the script's classes is run."""
+"""Decoder of the trees that `ValueWriter` makes. No code of the script's classes is run."""
 
 import sys
 from collections import OrderedDict, defaultdict, deque
@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from deadpool_run.worker.codec import array_of
+from deadpool_run.worker.codec import array_of, tensor_of
 from deadpool_run.worker.variables import generators, iterators, library_values
 from deadpool_run.worker.variables.own_objects import set_attributes
 from deadpool_run.worker.variables.tensors import TensorCopy
@@ -81,7 +81,8 @@ class ValueReader:
             case "complex":
                 return complex(*parts)
             case "tensor":
-                return _into(into, _tensor(*parts))
+                dtype, shape, data = parts
+                return _into(into, tensor_of(data, getattr(torch, dtype)).reshape(shape))
             case "large":
                 return _into(into, self._large_tensor(parts[1]).to(parts[0]))
             case "graph":
@@ -162,12 +163,6 @@ def _factory(parts: list[Any]) -> type:
     if len(parts) < 3:
         raise OpaqueError  # a function of the script's
     return FACTORIES[parts[2]]
-
-
-def _tensor(dtype: str, shape: list[int], data: bytes) -> Tensor:
-    kind = getattr(torch, dtype)
-    made = torch.frombuffer(bytearray(data), dtype=kind) if data else torch.empty(0, dtype=kind)
-    return made.reshape(shape)
 
 
 def _into(into: Any, value: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Plain values of variables as trees that MessagePack can hold. No code of the script's classes is run.
+"""Encoder of variables' values as trees for MessagePack. No code of the script's classes is run.
 
 A number, a string or None is its own node. Any other value is a list that begins with a tag. Objects that can change have an
 identity, which two variables may share: those that were there when the loop began are known by name in every process of the
@@ -14,9 +14,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from deadpool_run.worker.codec import raw_bytes
+from deadpool_run.worker.codec import attributes_of, raw_bytes
 from deadpool_run.worker.variables import generators, iterators, library_values
-from deadpool_run.worker.variables.own_objects import attributes_of, attributes_of_container, container_of, is_own
+from deadpool_run.worker.variables.own_objects import attributes_of_container, container_of, is_own
 from deadpool_run.worker.variables.tensors import (
     MOST_BYTES,
     TensorCopies,

@@ -56,10 +56,6 @@ class _Before:
     parts: tuple[Any, ...] | None = None
     """The items of a list of plain values."""
 
-    def object(self) -> Any:
-        """Return the object, if its content can be kept and it was not freed."""
-        return self.value() if type(self.value) is weakref.ReferenceType else self.value
-
 
 class Variables:
     """The script's variables: their values when its loop began, and now. For the main thread, in the loop."""
@@ -278,7 +274,7 @@ class Variables:
 
     def _as_before(self, reader: ValueReader, before: _Before) -> Any:
         """Return the value when the loop began; undo what has changed in it since."""
-        value = before.object()
+        value = before.value() if type(before.value) is weakref.ReferenceType else before.value
         if isinstance(before.node, list) and before.node[0] != "scope" and self._differs(before.node, value):
             return reader.read(before.node)
         return value

@@ -3,6 +3,7 @@
 import torch
 from torch import nn
 
+from deadpool_run.worker.state.gradients import UsedGradients
 from deadpool_run.worker.state.state import Protected
 
 
@@ -37,3 +38,16 @@ def test_a_gradient_that_was_written_to_since_is_state():
     optimizer.zero_grad()
     model(torch.ones(1, 2)).sum().backward()
     assert gradients(found) == [[[1.0, 1.0]], [1.0]]
+
+
+def test_a_gradient_with_the_identity_of_one_that_was_used_up_is_state():
+    used, parameter = UsedGradients(), nn.Parameter(torch.zeros(2))
+    parameter.grad = torch.ones(2)
+    used.note([parameter])
+    assert parameter in used
+    identity, others = id(parameter.grad), []
+    parameter.grad = None
+    while len(others) < 1000 and (not others or id(others[-1]) != identity):
+        others.append(torch.ones(2))
+    parameter.grad = others[-1]
+    assert parameter not in used
