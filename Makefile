@@ -25,6 +25,7 @@ LONG ?= tests
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 FRAMEWORKS := $(VENV)/.frameworks
+SITE := $(VENV)/.site
 # The pinned versions; TORCH replaces torch's.
 CONSTRAINTS := $(if $(TORCH),$(VENV)/constraints.txt,constraints.txt)
 TORCH_FILES := .torch-files
@@ -32,7 +33,7 @@ SOURCES := deadpool_run tests recipes
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test suite test-torch test-torch-api lint format test-long frameworks test-frameworks matrix search test-slurm bench dist clean
+.PHONY: help demo test suite test-torch test-torch-api lint format test-long frameworks test-frameworks matrix search test-slurm bench dist docs-tools docs clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\): .*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
@@ -111,6 +112,16 @@ bench: $(STAMP)  ## measure start-up, overhead, recovery and leaks on this machi
 
 dist: $(STAMP)  ## build the sdist and the wheel into dist/, and test them in an environment of their own
 	TORCH_INDEX='$(TORCH_INDEX)' $(BIN)/python -m pytest -m slow -n 0 tests/packaging --artefacts dist
+
+$(SITE): $(STAMP)
+	$(BIN)/python -m pip install --quiet --retries 1 -c $(CONSTRAINTS) -e '.[dev,docs]'
+	@touch $@
+
+docs-tools: $(SITE)
+
+docs: $(SITE)  ## build the documentation as a site into build/site; a link that leads nowhere is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict -f .mkdocs.yml
+	@echo 'open build/site/index.html, or run $(BIN)/mkdocs serve -f .mkdocs.yml'
 
 clean:  ## remove the environment and every build output
 	rm -rf $(VENV) .venv-torch-* $(TORCH_FILES) build dist .search .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
