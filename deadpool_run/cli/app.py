@@ -27,8 +27,17 @@ class _DefaultRun(TyperGroup):
         if not args or (args[0] not in self.commands and args[0].partition("=")[0] not in _OWN_OPTIONS):
             args = ["run", *args]
         if args[0] == "run":
-            args = ["run", *canonical(args[1:])]
+            args = ["run", *_canonical(ctx, args[1:])]
         return super().parse_args(ctx, args)
+
+
+def _canonical(ctx: Any, args: list[str]) -> list[str]:
+    try:
+        return canonical(args)
+    except UsageError:
+        if ctx.resilient_parsing:  # the shell completes a line that is not right yet
+            return args
+        raise
 
 
 app = typer.Typer(
