@@ -1,6 +1,7 @@
 """Words for messages that several rooms write."""
 
 from collections.abc import Sequence
+from datetime import datetime
 
 _UNITS = ("B", "kB", "MB", "GB", "TB")
 _STEP = 1000.0
@@ -25,3 +26,22 @@ def size(nbytes: float | None) -> str:
 def printable(value: object) -> str:
     """Return the text without control characters, because it may quote a script, or somebody on the network."""
     return "".join(character if character.isprintable() else " " for character in str(value))
+
+
+def age(since: object, now: datetime) -> str:
+    """Return the time from an ISO-8601 text to now, such as `42s`, `5m03s`, `2h07m` or `3d4h`; `-` if there is no such text."""
+    try:
+        seconds = int((now - datetime.fromisoformat(str(since))).total_seconds())
+    except (ValueError, TypeError):
+        return "-"
+    return span(max(0, seconds))
+
+
+def span(seconds: float) -> str:
+    """Return a time in seconds as `42s`, `5m03s`, `2h07m` or `3d4h`."""
+    minutes, left = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, day_hours = divmod(hours, 24)
+    if days > 1:
+        return f"{days}d{day_hours}h"
+    return f"{hours}h{minutes:02}m" if hours else f"{minutes}m{left:02}s" if minutes else f"{left}s"

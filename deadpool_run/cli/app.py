@@ -12,6 +12,7 @@ from deadpool_run.agent.console import installed_version, tell
 from deadpool_run.cli.commands.check import check
 from deadpool_run.cli.commands.launch import EPILOG, launch
 from deadpool_run.cli.commands.live_run import kill_rank, status
+from deadpool_run.cli.commands.runs import ls, prune
 from deadpool_run.cli.commands.show import config_show, env
 from deadpool_run.cli.options.parameters import ScriptCommand
 from deadpool_run.cli.options.resolve import canonical
@@ -51,6 +52,8 @@ _underscores_as_dashes = {"token_normalize_func": lambda word: word.replace("_",
 app.command("check", cls=ScriptCommand, context_settings=_underscores_as_dashes)(check)
 app.command("status")(status)
 app.command("kill-rank")(kill_rank)
+app.command("ls")(ls)
+app.command("prune")(prune)
 app.command("env")(env)
 config = typer.Typer(help="Show what options are set to.")
 config.command("show")(config_show)

@@ -11,7 +11,7 @@ from deadpool_run.cli.commands.launch import EXAMPLES
 from deadpool_run.cli.options.table import OPTIONS
 
 WAIT_S = 60
-COMMANDS = ("", "check", "status", "kill-rank", "config show", "env")
+COMMANDS = ("", "check", "status", "ls", "kill-rank", "prune", "config show", "env")
 
 
 def deadpool(*args, cwd=None, env=None, python=()):
@@ -50,7 +50,7 @@ def test_help_is_there_and_imports_no_torch(command):
 
 
 def test_commands_that_do_something_import_no_torch(home):
-    for line in ("status", "kill-rank 0", "config show", "env", "--dry-run train.py", "--version"):
+    for line in ("status", "ls", "prune", "kill-rank 0", "config show", "env", "--dry-run train.py", "--version"):
         done = deadpool(*line.split(), cwd=home, env=ours(home), python=("-X", "importtime"))
         imported = {each.rpartition("|")[2].strip() for each in done.stderr.splitlines()}
         assert done.returncode in {0, 4}, done.stderr

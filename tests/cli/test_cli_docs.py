@@ -29,7 +29,7 @@ def test_every_option_has_a_panel_and_a_flag_of_its_own():
     assert len({option.flag for option in OPTIONS}) == len(OPTIONS)
 
 
-@pytest.mark.parametrize("name", ["check", "status", "kill-rank", "config show"])
+@pytest.mark.parametrize("name", ["check", "status", "ls", "kill-rank", "prune", "config show"])
 def test_a_commands_usage_line_names_exactly_its_options(name):
     command = get_command(app)
     for word in name.split():
