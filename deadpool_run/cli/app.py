@@ -18,6 +18,8 @@ from deadpool_run.cli.options.parameters import ScriptCommand
 from deadpool_run.cli.options.resolve import canonical
 from deadpool_run.errors import DeadpoolError, UsageError
 
+_WIDTH = 100
+"""The most columns of the help."""
 _OWN_OPTIONS = {"--version", "--install-completion", "--show-completion", "--print-completion"}
 
 
@@ -44,8 +46,9 @@ def _canonical(ctx: Any, args: list[str]) -> list[str]:
 app = typer.Typer(
     cls=_DefaultRun,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,
     invoke_without_command=True,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": _WIDTH},
 )
 app.command("run", cls=ScriptCommand, hidden=True, epilog=EPILOG)(launch)
 _underscores_as_dashes = {"token_normalize_func": lambda word: word.replace("_", "-")}

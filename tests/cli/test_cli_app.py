@@ -1,6 +1,7 @@
 """The command as users meet it: a process, its streams and its exit code."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -68,12 +69,25 @@ def test_the_forkserver_is_started_before_the_rest_of_the_agent_is_imported():
 
 
 def test_help_names_every_option_and_the_examples():
-    said = deadpool("--help", env={"COLUMNS": "240"}).stdout
+    said = deadpool("--help-all").stdout
+    words = " ".join(said.split())
     for option in OPTIONS:
-        assert option.flag in said
-        assert option.help.split("`")[0][:60] in said
+        assert f" {option.flag} " in words
+        assert option.help in words
     for example in EXAMPLES:
         assert example in said
+
+
+@pytest.mark.parametrize("columns", [80, 200])
+def test_help_has_the_most_used_options_and_fits_the_terminal(columns):
+    said = deadpool("--help", env={"COLUMNS": str(columns)}).stdout
+    shown = {option.name for option in OPTIONS if re.search(rf"^  (-., )?{option.flag}( |$)", said, re.MULTILINE)}
+    assert shown == {option.name for option in OPTIONS if option.common}
+    assert len(shown) == 15
+    assert max(map(len, said.splitlines())) < min(columns, 100)
+    for word in ("--help-all", "--version", "kill-rank", "prune"):
+        assert word in said
+    assert len(said.splitlines()) < 90
 
 
 @pytest.mark.parametrize(

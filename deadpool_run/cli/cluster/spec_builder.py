@@ -76,6 +76,7 @@ def plan(values: Values, argv: tuple[str, ...], here: Surroundings) -> Launch:
         duplicate_stdout_filters=split_needles(values.text("duplicate_stdout_filters")),
         duplicate_stderr_filters=split_needles(values.text("duplicate_stderr_filters")),
         snapshot_memory=values.nbytes("snapshot_memory") or 0,
+        verbose=values.flag("verbose"),
         role=values.text("role"),
         start_method=start_method,
         preload=tuple(dict.fromkeys((*DEFAULT_PRELOAD, *values.words("preload")))),

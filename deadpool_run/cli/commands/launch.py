@@ -12,26 +12,25 @@ from deadpool_run.agent.console import tell
 from deadpool_run.agent.spec import LaunchSpec
 from deadpool_run.cli.cluster import slurm_place
 from deadpool_run.cli.cluster.spec_builder import plan
-from deadpool_run.cli.commands.script import COMMANDS, check_target, misplaced
+from deadpool_run.cli.commands.script import check_target, misplaced
 from deadpool_run.cli.options.config import read_config
 from deadpool_run.cli.options.machine import existing_token, look_around
-from deadpool_run.cli.options.parameters import Target, with_options
+from deadpool_run.cli.options.parameters import HelpAll, Target, with_options
 from deadpool_run.cli.options.resolve import INSIDE_WORKER, Values, resolve, unknown_variables
 from deadpool_run.cli.options.table import OPTIONS
 from deadpool_run.errors import UsageError
 
 EXAMPLES = (
-    "The same line as torchrun: `deadpool-run --nproc-per-node 4 train.py --lr 3e-4`",
-    "With two spares: `deadpool-run --nproc-per-node 4 --spares 2 train.py`",
-    "Only print what would be started: `deadpool-run --dry-run --nproc-per-node gpu --spares 1 -m my.train`",
+    "deadpool-run --nproc-per-node 4 train.py --lr 3e-4    torchrun's line",
+    "deadpool-run --nproc-per-node 4 --spares 2 train.py   with two spares",
+    "deadpool-run --dry-run --nproc-per-node gpu train.py  only print the plan",
 )
 
-VARIABLES = (
-    "An option that is not on the command line is read from DEADPOOL_NAME, torchrun's options also from PET_NAME, "
-    "then from the configuration file. Underscores in option names work like dashes."
-)
+VARIABLES = """Each option is also read from DEADPOOL_<NAME>, torchrun's options also from
+PET_<NAME>, then from the configuration file. Underscores work like dashes.
+`deadpool-run --version` prints the version. Each command has --help."""
 
-EPILOG = "\n\n".join(("Examples", *EXAMPLES, "Commands: " + ", ".join(COMMANDS) + " (each has --help)", VARIABLES))
+EPILOG = "\n".join(("Examples:", *(f"  {each}" for each in EXAMPLES), "", VARIABLES))
 
 
 def resolved(given: Mapping[str, Any], environment: Mapping[str, str]) -> Values:
@@ -43,8 +42,9 @@ def resolved(given: Mapping[str, Any], environment: Mapping[str, str]) -> Values
 
 
 @with_options(OPTIONS)
-def launch(*, target: Target = None, **given: str | bool | None) -> None:
+def launch(*, target: Target = None, help_all: HelpAll = False, **given: str | bool | None) -> None:
     """Train with spares: takes torchrun's command line, and replaces a lost rank in place."""
+    del help_all  # its callback has printed the help
     values = resolved(given, os.environ)
     if not target:
         raise UsageError("no script to run\nwrite `deadpool-run [OPTIONS] SCRIPT [ARGS]...`; --help lists the options")

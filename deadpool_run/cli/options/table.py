@@ -161,6 +161,9 @@ _LOGS = group(
         "Colour of deadpool-run's own messages. auto respects NO_COLOR and FORCE_COLOR.",
         default="auto",
     ),
+    Option(
+        "verbose", None, "Print every decision, and the milliseconds of each phase of a repair. `status` has them too."
+    ),
     torchrun=False,
 )
 
