@@ -10,8 +10,10 @@ from typer.exceptions import TyperException
 
 from deadpool_run.agent.console import installed_version, tell
 from deadpool_run.cli.commands.check import check
+from deadpool_run.cli.commands.control import stop, wait
 from deadpool_run.cli.commands.launch import EPILOG, launch
 from deadpool_run.cli.commands.live_run import kill_rank, status
+from deadpool_run.cli.commands.read_run import events, logs
 from deadpool_run.cli.commands.runs import ls, prune
 from deadpool_run.cli.commands.show import config_show, env
 from deadpool_run.cli.options.parameters import ScriptCommand
@@ -53,9 +55,13 @@ app = typer.Typer(
 app.command("run", cls=ScriptCommand, hidden=True, epilog=EPILOG)(launch)
 _underscores_as_dashes = {"token_normalize_func": lambda word: word.replace("_", "-")}
 app.command("check", cls=ScriptCommand, context_settings=_underscores_as_dashes)(check)
-app.command("status")(status)
-app.command("kill-rank")(kill_rank)
 app.command("ls")(ls)
+app.command("status")(status)
+app.command("logs")(logs)
+app.command("events")(events)
+app.command("stop")(stop)
+app.command("wait")(wait)
+app.command("kill-rank")(kill_rank)
 app.command("prune")(prune)
 app.command("env")(env)
 config = typer.Typer(help="Show what options are set to.")

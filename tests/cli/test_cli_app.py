@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from deadpool_run.cli.commands.launch import EXAMPLES
+from deadpool_run.cli.commands.script import COMMANDS
 from deadpool_run.cli.options.table import OPTIONS
 
 WAIT_S = 60
-COMMANDS = ("", "check", "status", "ls", "kill-rank", "prune", "config show", "env")
+ALL = ("", *COMMANDS)
 
 
 def deadpool(*args, cwd=None, env=None, python=()):
@@ -40,7 +41,7 @@ def ours(home, **env):
     return {"HOME": str(home), "XDG_STATE_HOME": str(home / "state"), "XDG_CONFIG_HOME": str(home / "config"), **env}
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", ALL)
 def test_help_is_there_and_imports_no_torch(command):
     done = deadpool(*command.split(), "--help", python=("-X", "importtime"))
     assert done.returncode == 0
@@ -51,7 +52,20 @@ def test_help_is_there_and_imports_no_torch(command):
 
 
 def test_commands_that_do_something_import_no_torch(home):
-    for line in ("status", "ls", "prune", "kill-rank 0", "config show", "env", "--dry-run train.py", "--version"):
+    for line in (
+        "status",
+        "ls",
+        "logs",
+        "events",
+        "stop",
+        "wait",
+        "prune",
+        "kill-rank 0",
+        "config show",
+        "env",
+        "--dry-run train.py",
+        "--version",
+    ):
         done = deadpool(*line.split(), cwd=home, env=ours(home), python=("-X", "importtime"))
         imported = {each.rpartition("|")[2].strip() for each in done.stderr.splitlines()}
         assert done.returncode in {0, 4}, done.stderr

@@ -3,6 +3,8 @@
 import json
 import os
 import socket
+import subprocess
+import sys
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -118,6 +120,109 @@ def test_only_ended_runs_are_removed_and_not_without_a_word(home, run):
     assert deadpool("prune", "--older-than", "soon", env=ours(home)).returncode == 2
     assert deadpool("prune", "--keep", "1", "--yes", env=ours(home)).stdout == ""
     assert deadpool("prune", "--yes", env=ours(home)).stdout == f"{new}\n"
+
+
+@pytest.fixture
+def logged(run):
+    """A run with log files of two generations."""
+
+    def make(**parts):
+        path = run("logged", **parts)
+        for where, text in {"0/0/stdout": "a", "0/1/stdout": "b", "0/1/stderr": "c", "1/1/stdout": "d\ne"}.items():
+            file = path / "logs" / f"attempt_{where}.log"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(f"{text}\n")
+        return path
+
+    return make
+
+
+def test_logs_of_all_generations_are_shown(home, logged):
+    logged(ended=ago(minutes=5))
+    line = ("logs", "--run-id", "logged")
+    shown = deadpool(*line, env=ours(home))
+    assert shown.stdout.splitlines() == [
+        "[0 stdout] a",
+        "[1 stderr] c",
+        "[1 stdout] b",
+        "[1:1 stdout] d",
+        "[1:1 stdout] e",
+    ]
+    assert deadpool(*line, "1", "--stream", "out", "-f", env=ours(home)).stdout.splitlines() == ["b", "d", "e"]
+    assert deadpool(*line, "7", env=ours(home)).stderr.startswith("deadpool-run: no log files in ")
+    assert deadpool(*line, "--stream", "x", env=ours(home)).returncode == 2
+
+
+def test_a_journal_is_told_in_words_with_times_of_day(home, run):
+    path = run("told", ended=ago(minutes=5), started="2026-01-02T03:04:05+00:00")
+    lines = [
+        {"format": 2, "settings": {}, "state": None},
+        {"now": 7.5, "event": {"type": "JobSubmitted", "node": "node"}, "effects": [{"type": "StartWorker"}]},
+        {
+            "now": 9.0,
+            "event": {"type": "WorkerExited", "worker": 1, "code": None, "signal": 9},
+            "effects": [{"type": "Announce", "what": "repairing", "reason": "rank 1\nfailed"}, {"type": "Novel"}],
+        },
+        {"dropped": 3, "state": {}},
+        {
+            "now": 9.5,
+            "event": {"type": "WorkerHung", "worker": 2},
+            "effects": [{"type": "ReportIncident", "incident": 1}],
+        },
+    ]
+    (path / "journal.jsonl").write_text("\n".join(map(json.dumps, lines)) + '\n{"now": 9')
+    told = deadpool("events", "--run-id", "told", env=ours(home, TZ="UTC"))
+    assert told.stdout.splitlines() == [
+        "03:04:05.000  the job begins on node node",
+        "03:04:06.500  worker 1 was killed by SIGKILL",
+        "03:04:06.500  repairing: rank 1 failed",
+        "03:04:06.500  (3 entries are missing: the disk had stalled)",
+        "03:04:07.000  worker 2 hangs: ?",
+        "03:04:07.000  a repair ended, which another version of deadpool-run has described",
+    ]
+    objects = [
+        json.loads(line)
+        for line in deadpool("events", "--run-id", "told", "--json", env=ours(home)).stdout.splitlines()
+    ]
+    assert objects[0] | {"effects": []} == {
+        "time": "2026-01-02T03:04:05.000+00:00",
+        "texts": ["the job begins on node node"],
+        **lines[1],
+        "effects": [],
+    }
+    assert deadpool("events", "-f", "--run-id", "told", env=ours(home, TZ="UTC")).stdout == told.stdout
+
+
+def test_waiting_for_a_run_that_has_ended_gives_its_exit_code(home, run):
+    run("ended", ended=ago(minutes=5), exit_code=7)
+    run("killed")
+    run("away", host="elsewhere")
+    done = deadpool("wait", "--run-id", "ended", env=ours(home))
+    assert (done.returncode, done.stdout) == (7, "run ended ended with exit code 7: rank 1 raised ValueError\n")
+    killed = deadpool("wait", "--run-id", "killed", env=ours(home))
+    assert (killed.returncode, "its exit code is not known" in killed.stderr) == (1, True)
+    away = deadpool("wait", "--run-id", "away", env=ours(home))
+    assert (away.returncode, "led by a process on elsewhere" in away.stderr) == (4, True)
+    assert deadpool("wait", "--timeout", "soon", env=ours(home)).returncode == 2
+
+
+def test_a_live_run_is_waited_for_and_stopped(home):
+    environment = {**os.environ, **ours(home)}
+    line = [sys.executable, "-m", "deadpool_run", "--run-id", "live", "--no-python", "/bin/sh", "sleep.sh"]
+    (home / "sleep.sh").write_text("echo up; exec sleep 600\n")
+    with subprocess.Popen(line, env=environment, cwd=home, stdout=subprocess.PIPE, text=True) as launched:
+        try:
+            assert launched.stdout.readline() == "up\n"
+            late = deadpool("wait", "--run-id", "live", "--timeout", "100ms", env=ours(home))
+            assert (late.returncode, late.stderr) == (124, "deadpool-run: run live has not ended within 100ms\n")
+            stopped = deadpool("stop", "--run-id", "live", "--wait", env=ours(home))
+            assert (stopped.returncode, stopped.stdout) == (0, "run live is stopping\n"), stopped.stderr
+            assert launched.wait(30) == 1
+        finally:
+            launched.kill()
+            launched.stdout.close()
+    assert deadpool("wait", env=ours(home)).returncode == 1
+    assert "the job ended with exit code 1: asked to stop" in deadpool("events", env=ours(home)).stdout
 
 
 def test_a_run_id_is_used_again_after_its_run_has_ended(home):

@@ -13,7 +13,10 @@ from deadpool_run.cli.options.nearest import nearest
 from deadpool_run.cli.options.resolve import option_of
 from deadpool_run.errors import UsageError
 
-COMMANDS = ("check", "status", "ls", "kill-rank", "prune", "config show", "env")
+COMMANDS = (
+    *("check", "ls", "status", "logs", "events", "stop", "wait", "kill-rank"),
+    *("prune", "config show", "env"),
+)
 _SYNONYMS = {
     "list": "ls",
     "ps": "ls",
