@@ -16,6 +16,7 @@ from deadpool_run.cli.commands.live_run import kill_rank, status
 from deadpool_run.cli.commands.read_run import events, logs
 from deadpool_run.cli.commands.runs import ls, prune
 from deadpool_run.cli.commands.show import config_show, env
+from deadpool_run.cli.commands.stack import stack
 from deadpool_run.cli.options.parameters import ScriptCommand
 from deadpool_run.cli.options.resolve import canonical
 from deadpool_run.errors import DeadpoolError, UsageError
@@ -59,6 +60,7 @@ app.command("ls")(ls)
 app.command("status")(status)
 app.command("logs")(logs)
 app.command("events")(events)
+app.command("stack")(stack)
 app.command("stop")(stop)
 app.command("wait")(wait)
 app.command("kill-rank")(kill_rank)

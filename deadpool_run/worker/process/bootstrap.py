@@ -21,7 +21,7 @@ from typing import NoReturn
 from deadpool_run.core.events import JobRefused, PrepareFailed, WorkerRaised, WorkerReady
 from deadpool_run.errors import RefusedError, RunLeft, ScriptError
 from deadpool_run.wire.messages import THIS_WORKER, ScriptTraceback, encode
-from deadpool_run.worker.process import rehearsal_output, rerun, script_files, session, sources
+from deadpool_run.worker.process import rehearsal_output, rerun, script_files, session, sources, stacks
 from deadpool_run.worker.process.agent_link import park
 from deadpool_run.worker.process.blame import blame, refusal
 
@@ -44,6 +44,7 @@ def main(control_fd: int) -> None:
     assign, fds = given
     assign.env["DEADPOOL_CONTROL_FD"] = str(control_fd)
     session.assume(assign, fds)
+    stacks.install()
     target = json.loads(assign.env["DEADPOOL_TARGET"])
     argv = _argv(target["argv"], assign.local_rank)
     control.detach()
