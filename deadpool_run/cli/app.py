@@ -11,6 +11,7 @@ from typer.exceptions import TyperException
 from deadpool_run.agent.console import installed_version, tell
 from deadpool_run.cli.commands.check import check
 from deadpool_run.cli.commands.control import stop, wait
+from deadpool_run.cli.commands.doctor import doctor
 from deadpool_run.cli.commands.launch import EPILOG, launch
 from deadpool_run.cli.commands.live_run import kill_rank, status
 from deadpool_run.cli.commands.read_run import events, logs
@@ -65,6 +66,7 @@ app.command("stop")(stop)
 app.command("wait")(wait)
 app.command("kill-rank")(kill_rank)
 app.command("prune")(prune)
+app.command("doctor")(doctor)
 app.command("env")(env)
 config = typer.Typer(help="Show what options are set to.")
 config.command("show")(config_show)

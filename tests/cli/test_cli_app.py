@@ -61,6 +61,7 @@ def test_commands_that_do_something_import_no_torch(home):
         "stop",
         "wait",
         "prune",
+        "doctor --no-swap",
         "kill-rank 0",
         "config show",
         "env",
