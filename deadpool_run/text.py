@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from datetime import datetime
 
 _UNITS = ("B", "kB", "MB", "GB", "TB")
 _STEP = 1000.0
@@ -32,3 +33,22 @@ def printable(value: object) -> str:
 def without_passwords(text: str) -> str:
     """Return the text with `***` for the passwords of URLs."""
     return _PASSWORD.sub(r"://\1:***@", text)
+
+
+def age(since: object, now: datetime) -> str:
+    """Return the time from an ISO-8601 text to now, such as `42s`, `5m03s`, `2h07m` or `3d4h`; `-` if there is no such text."""
+    try:
+        seconds = int((now - datetime.fromisoformat(str(since))).total_seconds())
+    except (ValueError, TypeError):
+        return "-"
+    return span(max(0, seconds))
+
+
+def span(seconds: float) -> str:
+    """Return a time in seconds as `42s`, `5m03s`, `2h07m` or `3d4h`."""
+    minutes, left = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, day_hours = divmod(hours, 24)
+    if days > 1:
+        return f"{days}d{day_hours}h"
+    return f"{hours}h{minutes:02}m" if hours else f"{minutes}m{left:02}s" if minutes else f"{left}s"

@@ -152,6 +152,8 @@ class LaunchSpec:
     duplicate_stderr_filters: tuple[str, ...] = ()
     snapshot_memory: int = 0
     """The most bytes that this node spends on snapshots and copies. 0: as many as there are."""
+    verbose: bool = False
+    """Print every decision, and all phases of a repair."""
     role: str = "default"
     start_method: StartMethod = StartMethod.FORKSERVER
     preload: tuple[str, ...] = DEFAULT_PRELOAD

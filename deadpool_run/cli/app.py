@@ -10,13 +10,20 @@ from typer.exceptions import TyperException
 
 from deadpool_run.agent.console import installed_version, tell
 from deadpool_run.cli.commands.check import check
+from deadpool_run.cli.commands.control import stop, wait
+from deadpool_run.cli.commands.doctor import doctor
 from deadpool_run.cli.commands.launch import EPILOG, launch
 from deadpool_run.cli.commands.live_run import kill_rank, status
+from deadpool_run.cli.commands.read_run import events, logs
+from deadpool_run.cli.commands.runs import ls, prune
 from deadpool_run.cli.commands.show import config_show, env
+from deadpool_run.cli.commands.stack import stack
 from deadpool_run.cli.options.parameters import ScriptCommand
 from deadpool_run.cli.options.resolve import canonical
 from deadpool_run.errors import DeadpoolError, UsageError
 
+_WIDTH = 100
+"""The most columns of the help."""
 _OWN_OPTIONS = {"--version", "--install-completion", "--show-completion", "--print-completion"}
 
 
@@ -27,21 +34,39 @@ class _DefaultRun(TyperGroup):
         if not args or (args[0] not in self.commands and args[0].partition("=")[0] not in _OWN_OPTIONS):
             args = ["run", *args]
         if args[0] == "run":
-            args = ["run", *canonical(args[1:])]
+            args = ["run", *_canonical(ctx, args[1:])]
         return super().parse_args(ctx, args)
+
+
+def _canonical(ctx: Any, args: list[str]) -> list[str]:
+    try:
+        return canonical(args)
+    except UsageError:
+        if ctx.resilient_parsing:  # the shell completes a line that is not right yet
+            return args
+        raise
 
 
 app = typer.Typer(
     cls=_DefaultRun,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,
     invoke_without_command=True,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": _WIDTH},
 )
 app.command("run", cls=ScriptCommand, hidden=True, epilog=EPILOG)(launch)
 _underscores_as_dashes = {"token_normalize_func": lambda word: word.replace("_", "-")}
 app.command("check", cls=ScriptCommand, context_settings=_underscores_as_dashes)(check)
+app.command("ls")(ls)
 app.command("status")(status)
+app.command("logs")(logs)
+app.command("events")(events)
+app.command("stack")(stack)
+app.command("stop")(stop)
+app.command("wait")(wait)
 app.command("kill-rank")(kill_rank)
+app.command("prune")(prune)
+app.command("doctor")(doctor)
 app.command("env")(env)
 config = typer.Typer(help="Show what options are set to.")
 config.command("show")(config_show)

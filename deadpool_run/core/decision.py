@@ -152,10 +152,10 @@ class Decision:
         assert phase in JOB_TRANSITIONS[self.state.phase], f"{self.state.phase} -> {phase}"
         self.state.phase, self.state.reason = phase, reason
 
-    def announce(self, what: str, reason: str, *, ours: bool = False) -> None:
-        """Tell the user, and remember the reason."""
+    def announce(self, what: str, reason: str, *, ours: bool = False, detail: bool = False) -> None:
+        """Tell the user, and remember the reason. `detail`: only if the user asked for details."""
         self.state.reason = reason
-        self.effects.append(do.Announce(what, reason, ours))
+        self.effects.append(do.Announce(what, reason, ours, detail))
 
     def order(self, order: do.MemberOrder) -> None:
         """Give an order to a member and move it to the phase that the order leads to."""

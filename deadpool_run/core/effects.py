@@ -181,6 +181,8 @@ class Announce(Tagged):
     reason: str
     ours: bool = False
     """It is an error of deadpool-run: the user is asked to report it, with versions and the journal."""
+    detail: bool = False
+    """It is part of a repair that gets a line of its own: printed with --verbose."""
 
 
 class StopJob(Tagged):

@@ -210,6 +210,14 @@ class StatusPage:
         newest = max(common, default=EMPTY)
         return Version(newest) if newest >= 0 else None
 
+    def most_completed(self) -> int:
+        """Return the most steps that any rank has completed."""
+        return max(rank_entry.completed for rank_entry in self.rank_entries)
+
+    def step_s(self) -> float:
+        """Return the duration of the last step of the slowest rank."""
+        return max(rank_entry.step_ns for rank_entry in self.rank_entries) / 1e9
+
     def skipped(self) -> set[int]:
         """Return the versions that some rank announced to skip."""
         return {rank_entry.skipped for rank_entry in self.rank_entries} - {EMPTY}

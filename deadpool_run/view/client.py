@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any, Self
 
 from deadpool_run.coordinator.address import POINTER_NAME, SOCKET_NAME, control_address
-from deadpool_run.errors import DeadpoolError, NoSuchRunError, ProtocolError
+from deadpool_run.errors import DeadpoolError, NoSuchRunError, ProtocolError, UsageError
 from deadpool_run.wire.typed import parse, read_object
 
 ANSWER_S = 5.0
 """Timeout of an answer. A live agent answers in milliseconds."""
 _MAX_CANDIDATES = 200
+_NAMES_SHOWN = 5
 
 
 class ControlRefusedError(DeadpoolError):
@@ -40,6 +41,10 @@ class ControlClient:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection."""
         self._answers.close()
         self._socket.close()
 
@@ -70,7 +75,7 @@ class ControlClient:
         except OSError as error:
             raise NoSuchRunError(_why_not(self.run_dir, error)) from error
         if not line.endswith(b"\n"):
-            raise NoSuchRunError(f"{self.run_dir}: the run has ended\nrun `deadpool-run status` for another live run")
+            raise NoSuchRunError(f"{self.run_dir}: the run has ended\n`deadpool-run ls` lists the runs of this machine")
         try:
             answer = parse(line)
         except ProtocolError as error:
@@ -83,14 +88,12 @@ class ControlClient:
 
 
 def connect(run_dir: Path | None, state_dir: Path) -> ControlClient:
-    """Connect to the run of this directory, or to the newest live one below `state_dir`. Raises `NoSuchRunError`."""
+    """Connect to the run of this directory, or to the only live one below `state_dir`.
+
+    Raises `NoSuchRunError`, and `UsageError` if several are live.
+    """
     if run_dir is None:
-        found = _first_live(_newest((*state_dir.glob(f"*/{SOCKET_NAME}"), *state_dir.glob(f"*/node-*/{SOCKET_NAME}"))))
-        if found is None:
-            raise NoSuchRunError(
-                f"no live run below {state_dir}\nif it was started with --run-dir, add the same option here"
-            )
-        return found
+        return _only_live(state_dir)
     try:
         return ControlClient(run_dir)
     except NoSuchRunError:
@@ -100,6 +103,24 @@ def connect(run_dir: Path | None, state_dir: Path) -> ControlClient:
         if found is None:
             raise
         return found
+
+
+def _only_live(state_dir: Path) -> ControlClient:
+    sockets = _newest((*state_dir.glob(f"*/{SOCKET_NAME}"), *state_dir.glob(f"*/node-*/{SOCKET_NAME}")))
+    runs: dict[str, list[Path]] = {}
+    for path in sockets:
+        runs.setdefault(path.relative_to(state_dir).parts[0], []).append(path)
+    live = {name: found for name, paths in runs.items() if (found := _first_live(paths)) is not None}
+    if not live:
+        raise NoSuchRunError(
+            f"no live run below {state_dir}\nif it was started with --run-dir, add the same option here"
+        )
+    if len(live) > 1:
+        for client in live.values():
+            client.close()
+        names = ", ".join([*live][:_NAMES_SHOWN])
+        raise UsageError(f"{len(live)} runs are live: {names}\nchoose one with --run-id")
+    return next(iter(live.values()))
 
 
 def _first_live(candidates: Iterable[Path]) -> ControlClient | None:
@@ -132,7 +153,7 @@ def _why_not(run_dir: Path, error: OSError) -> str:
             why = "the run has ended"
         case _:
             why = error.strerror or str(error)
-    return f"{run_dir}: {why}\n`deadpool-run status` without --run-dir shows the newest live run"
+    return f"{run_dir}: {why}\n`deadpool-run ls` lists the runs of this machine"
 
 
 def _agent(run_dir: Path) -> str:

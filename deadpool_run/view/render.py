@@ -12,7 +12,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from deadpool_run.text import printable
+from deadpool_run.text import age, printable
 from deadpool_run.view import capture_limit, nodes
 from deadpool_run.view.health import JobHealth, Status, health, without_copies, without_memory
 from deadpool_run.view.text import shown, table
@@ -79,7 +79,7 @@ def _job_line(status: Status, now: datetime) -> Text:
         f"world {shown(run.get('world_size'))}",
         *nodes.spares(status),
         f"committed {shown(status.get('committed'))}",
-        f"up {_duration(run.get('started'), now)}",
+        f"up {age(run.get('started'), now)}",
     ]
     words += nodes.words(status)
     if status.get("restarts"):
@@ -102,8 +102,8 @@ def _durable(durable: Status, now: datetime) -> Text:
     """Return the line about the newest durable checkpoint."""
     if durable.get("version") is None:
         return Text(f"  durable: nothing yet, in {shown(durable.get('place'))}")
-    age = _duration(durable.get("written"), now)
-    return Text(f"  durable: step {shown(durable['version'])}, {age} old, in {shown(durable.get('where'))}")
+    written = age(durable.get("written"), now)
+    return Text(f"  durable: step {shown(durable['version'])}, {written} old, in {shown(durable.get('where'))}")
 
 
 def _ranks(status: Status) -> Table:
@@ -174,13 +174,3 @@ def _lost(loss: Status) -> str:
 
 def _milliseconds(seconds: float | None) -> str:
     return "-" if seconds is None else f"{seconds * 1000:.0f}"
-
-
-def _duration(since: object, now: datetime) -> str:
-    try:
-        seconds = int((now - datetime.fromisoformat(str(since))).total_seconds())
-    except (ValueError, TypeError):
-        return "-"
-    minutes, seconds = divmod(max(0, seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}h{minutes:02}m" if hours else f"{minutes}m{seconds:02}s" if minutes else f"{seconds}s"

@@ -104,6 +104,12 @@ class Captured(Tagged):
     version: int
 
 
+class ScriptTraceback(Tagged):
+    """The traceback of the script's exception, for the console. The agent prints it once, whichever ranks raised it."""
+
+    text: str
+
+
 ToWorker = (
     Assign
     | do.AbortStep
@@ -116,7 +122,7 @@ ToWorker = (
     | Stop
     | ExitNow
 )
-FromWorker = WorkerReport | Captured
+FromWorker = WorkerReport | Captured | ScriptTraceback
 Message = ToWorker | FromWorker | ToCheckpointer | FromCheckpointer | ToStore | FromStore
 
 FORMAT: MessageFormat[Message] = MessageFormat(Message, "a message of an agent or a worker", MAX_FRAME_BYTES)

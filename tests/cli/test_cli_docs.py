@@ -8,6 +8,7 @@ from reference import options_reference
 from typer.main import get_command
 
 from deadpool_run.cli.app import app
+from deadpool_run.cli.commands.script import COMMANDS
 from deadpool_run.cli.options.option import PANELS
 from deadpool_run.cli.options.table import OPTIONS
 
@@ -29,7 +30,7 @@ def test_every_option_has_a_panel_and_a_flag_of_its_own():
     assert len({option.flag for option in OPTIONS}) == len(OPTIONS)
 
 
-@pytest.mark.parametrize("name", ["check", "status", "kill-rank", "config show"])
+@pytest.mark.parametrize("name", [name for name in COMMANDS if name != "env"])
 def test_a_commands_usage_line_names_exactly_its_options(name):
     command = get_command(app)
     for word in name.split():

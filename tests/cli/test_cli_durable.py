@@ -49,8 +49,10 @@ def test_defaults():
     )
 
 
-@pytest.mark.parametrize(("text", "steps", "seconds"), [("100", 100, None), ("10m", None, 600.0), ("0.5m", None, 30.0)])
-def test_steps_or_minutes(text, steps, seconds):
+@pytest.mark.parametrize(
+    ("text", "steps", "seconds"), [("100", 100, None), ("10m", None, 600.0), ("0.5m", None, 30.0), ("2h", None, 7200.0)]
+)
+def test_steps_or_time(text, steps, seconds):
     found = durable(durable="kept", durable_every=text)
     assert (found.every_steps, found.every_s) == (steps, seconds)
 
@@ -88,14 +90,14 @@ def test_one_to_begin_from_needs_no_place_to_write_to():
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"durable_every": "0"}, "--durable-every '0': not a number of steps or minutes"),
-        ({"durable_every": "0m"}, "--durable-every '0m': not a number of steps or minutes"),
-        ({"durable_every": "-5"}, "--durable-every '-5': not a number of steps or minutes"),
-        ({"durable_every": "10h"}, "--durable-every '10h': not a number of steps or minutes"),
-        ({"durable_every": "m"}, "--durable-every 'm': not a number of steps or minutes"),
+        ({"durable_every": "0"}, "--durable-every '0': not a number of steps or a time"),
+        ({"durable_every": "0m"}, "--durable-every '0m': not a number of steps or a time"),
+        ({"durable_every": "-5"}, "--durable-every '-5': not a number of steps or a time"),
+        ({"durable_every": "10w"}, "--durable-every '10w': not a number of steps or a time"),
+        ({"durable_every": "m"}, "--durable-every 'm': not a number of steps or a time"),
         ({"durable_keep": "0"}, "--durable-keep '0': too small"),
         ({"durable_keep": "two"}, "--durable-keep 'two': not a whole number"),
-        ({"durable_timeout": "0"}, "--durable-timeout '0': not a positive number of seconds"),
+        ({"durable_timeout": "0"}, "--durable-timeout '0': not a positive duration"),
         ({"resume": ""}, "--resume '': empty"),
         ({"on_usr1": "stop"}, "--on-usr1 'stop': not one of its values"),
     ],

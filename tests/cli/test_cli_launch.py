@@ -235,7 +235,7 @@ def test_an_endpoint_on_this_machine_is_accepted(endpoint):
         ({"numa_binding": "near"}, "--numa-binding 'near'"),
         ({"rdzv_backend": "nope"}, "--rdzv-backend 'nope'"),
         ({"rdzv_conf": "timeout"}, "'timeout' is not a setting"),
-        ({"rdzv_conf": "a=1,join_timeout=soon"}, "join_timeout=soon is not a positive number"),
+        ({"rdzv_conf": "a=1,join_timeout=soon"}, "join_timeout=soon is not a positive duration"),
         ({"monitor_interval": "often"}, "--monitor-interval 'often'"),
         ({"nproc_per_node": "0"}, "--nproc-per-node '0'"),
         ({"nproc_per_node": "-2"}, "--nproc-per-node '-2'"),

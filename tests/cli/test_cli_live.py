@@ -8,6 +8,10 @@ def test_a_live_job_is_seen_and_a_killed_rank_is_seen_replaced(cluster):
     assert (before["health"], before["phase"], before["run"]["pid"]) == ("healthy", "running", job.pid)
     assert [rank["pid"] for rank in before["ranks"]] == [job.pid_of(0), job.pid_of(1)]
 
+    stacks = job.command_line("stack")
+    assert [line.split()[2] for line in stacks.stdout.splitlines() if line.startswith("--- rank ")] == ["0", "1"]
+    assert stacks.stdout.count("/train.py") >= 2, stacks.stderr
+
     victim = before["ranks"][1]
     done = job.kill_rank(1)
     assert done.returncode == 0, done.stderr

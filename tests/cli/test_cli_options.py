@@ -17,8 +17,7 @@ from deadpool_run.errors import UsageError
         ("--standalone train.py -- -x", "--standalone -- train.py -x"),
         ("-- train.py -- -- -x", "-- train.py -- -x"),
         ("-r 3 -t3 train.py -r 1", "-r 3 -t3 -- train.py -r 1"),
-        ("--bogus train.py", "--bogus -- train.py"),
-        ("--r 3 train.py", "--r -- 3 train.py"),  # redirects, role, run_dir, ...: too short to mean one
+        ("--help-all", "--help-all"),
         ("--nproc-per-node", "--nproc-per-node"),
         ("--max_restarts -1 train.py", "--max-restarts -1 -- train.py"),
         ("", ""),
@@ -81,12 +80,12 @@ def test_a_flag_is_off_in_every_usual_spelling(text):
         ("standalone", Values.flag, "maybe", "neither true nor false"),
         ("spares", lambda values, name: values.count(name, 0), "two", "not a whole number"),
         ("spares", lambda values, name: values.count(name, 0), "-1", "too small"),
-        ("repair_timeout", Values.seconds, "soon", "not a number of seconds"),
-        ("repair_timeout", Values.seconds, "0", "not a positive number"),
-        ("repair_timeout", Values.seconds, "inf", "not a positive number"),
-        ("repair_timeout", Values.seconds, "nan", "not a positive number"),
-        ("hang_timeout", lambda values, name: values.seconds(name, or_zero=True), "-1", "not a positive number"),
-        ("hang_timeout", lambda values, name: values.seconds(name, or_zero=True), "nan", "not a positive number"),
+        ("repair_timeout", Values.seconds, "soon", "not a duration"),
+        ("repair_timeout", Values.seconds, "0", "not a positive duration"),
+        ("repair_timeout", Values.seconds, "inf", "not a duration"),
+        ("repair_timeout", Values.seconds, "nan", "not a duration"),
+        ("hang_timeout", lambda values, name: values.seconds(name, or_zero=True), "-1", "not a duration"),
+        ("hang_timeout", lambda values, name: values.seconds(name, or_zero=True), "nan", "not a duration"),
         ("color", lambda values, name: values.choice(name, ("auto",)), "blue", "not one of its values"),
     ],
 )
@@ -100,6 +99,30 @@ def test_a_bad_value_names_its_source_its_text_and_what_to_write(name, read, tex
     assert repr(text) in first
     assert why in first
     assert last.startswith("write ")
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("--bogus", "no such option: --bogus\nrun `deadpool-run --help`"),
+        ("--nprocs=2", "no such option: --nprocs\ndid you mean --nproc-per-node? run"),
+        ("--timeout", "no such option: --timeout\ndid you mean --hang-timeout, "),
+        ("--r", "--r is ambiguous: it may be --role, --run-path, "),
+        ("--spare", "--spare is ambiguous: it may be --spares or --spare-mode\nwrite one of them in full"),
+    ],
+)
+def test_a_word_that_is_no_option_is_refused_with_what_it_may_mean(word, said):
+    with pytest.raises(UsageError) as caught:
+        canonical([word, "train.py"])
+    assert str(caught.value).startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("30", 30), ("0.5", 0.5), (".5s", 0.5), ("250ms", 0.25), ("10m", 600), ("1.5h", 5400), ("2 d", 172800)],
+)
+def test_a_duration_has_a_unit_or_is_in_seconds(text, seconds):
+    assert resolve({"hang_timeout": text}, {}, {}).seconds("hang_timeout") == seconds
 
 
 @pytest.mark.parametrize(

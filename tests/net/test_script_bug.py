@@ -11,8 +11,8 @@ def test_the_same_exception_on_two_hosts_stops_the_job(fleet):
     assert job.wait_exit([0, 1]) == [1, 1], job.told()
     leader = job.agents[0].output
     assert "a bug in the script" in leader
-    assert leader.count("--- rank ") == 2
-    assert leader.count(RAISES) >= 4, "both tracebacks"
+    assert leader.count("Traceback (most recent call last)") >= 1, "that of its own rank, which is also the other's"
+    assert leader.count(RAISES) >= 3
     assert {len(job.account.pids(rank)) for rank in range(4)} == {1}
 
 

@@ -55,7 +55,7 @@ def test_every_host_shows_the_whole_job(job):
     text = deadpool(job, 3, "status", "--once").stdout
     assert "led by h0 (term 0)" in text
     assert re.search(r"^h\d +\S+ +spare ", text, re.MULTILINE)
-    assert "rank" in job.agents[0].output.splitlines()[0]
+    assert "6 ranks" in job.agents[0].output.splitlines()[0]
 
 
 def test_a_rank_is_killed_from_another_host(job):

@@ -14,12 +14,12 @@ from contextlib import contextmanager
 
 import pytest
 
-from deadpool_run.coordinator.address import SOCKET_NAME, control_address
+from deadpool_run.coordinator.address import control_address
 from deadpool_run.coordinator.control import ControlServer
 from deadpool_run.coordinator.requests import RequestHandler
 from deadpool_run.core.events import KillRequested
 from deadpool_run.core.injection import KillHow
-from deadpool_run.errors import NoSuchRunError
+from deadpool_run.errors import NoSuchRunError, UsageError
 from deadpool_run.ids import Rank
 from deadpool_run.view.client import ControlClient, ControlRefusedError, connect
 
@@ -153,14 +153,17 @@ def test_a_run_whose_agent_is_gone_is_told_from_a_live_one(tmp_path):
         ControlClient(tmp_path / "dead")
 
 
-def test_the_newest_live_run_is_found(tmp_path):
-    with serving(tmp_path / "older"), serving(tmp_path / "newer"):
-        stale(tmp_path / "newest")
-        for age, name in enumerate(("newest", "newer", "older")):
-            os.utime(tmp_path / name / SOCKET_NAME, (1e9 - age, 1e9 - age))
+def test_the_only_live_run_is_found(tmp_path):
+    stale(tmp_path / "dead")
+    with serving(tmp_path / "older"):
+        with serving(tmp_path / "newer" / "node-a"):
+            with pytest.raises(
+                UsageError, match=r"2 runs are live: (older|newer), (older|newer)\nchoose one with --run-id"
+            ):
+                connect(None, tmp_path)
+            with connect(tmp_path / "newer", tmp_path) as run:
+                assert run.run_dir == tmp_path / "newer" / "node-a"
         with connect(None, tmp_path) as run:
-            assert run.run_dir == tmp_path / "newer"
-        with connect(tmp_path / "older", tmp_path) as run:
             assert run.run_dir == tmp_path / "older"
     with pytest.raises(NoSuchRunError, match="no live run below"):
         connect(None, tmp_path)

@@ -183,7 +183,8 @@ def test_what_a_script_said_cannot_steer_the_terminal_or_the_markup():
 
 
 @pytest.mark.parametrize(
-    ("seconds", "shown"), [(0, "0s"), (59, "59s"), (61, "1m01s"), (3600, "1h00m"), (90061, "25h01m"), (-5, "0s")]
+    ("seconds", "shown"),
+    [(0, "0s"), (59, "59s"), (61, "1m01s"), (3600, "1h00m"), (90061, "25h01m"), (200000, "2d7h"), (-5, "0s")],
 )
 def test_uptime(seconds, shown):
     run = {"run_id": "r", "spares": 0, "started": (NOW - timedelta(seconds=seconds)).isoformat()}

@@ -11,14 +11,14 @@ from deadpool_run.agent.checkpoint.leader import EXIT_QUEUE_AGAIN, CheckpointLea
 from deadpool_run.agent.cluster.followers import Followers
 from deadpool_run.agent.cluster.orders import carry_out
 from deadpool_run.agent.cluster.tracking import Tracking
-from deadpool_run.agent.console import announcement, report_request, tell
+from deadpool_run.agent.console import tell
 from deadpool_run.agent.node.hang_detector import HangDetector, sights_of
 from deadpool_run.agent.node.node import LocalNode
 from deadpool_run.agent.processes.forkserver import ForkServer
 from deadpool_run.agent.processes.store import Store
-from deadpool_run.agent.records.incident_line import incident_line
 from deadpool_run.agent.records.logs import Logs
 from deadpool_run.agent.records.run_record import RunRecord
+from deadpool_run.agent.records.user_log import UserLog
 from deadpool_run.agent.spec import LaunchSpec
 from deadpool_run.coordinator.address import JOURNAL_NAME
 from deadpool_run.coordinator.journal import Journal
@@ -101,6 +101,7 @@ class Leader:
         )
         self._hang_detector: HangDetector | None = None
         self._record = RunRecord(spec, output.root, term=term)
+        self._log = UserLog(spec, output, was_led=known is not None)
 
     @property
     def state(self) -> State:
@@ -226,15 +227,11 @@ class Leader:
 
     # --- orders ---------------------------------------------------------------------------------------------------
 
-    def perform(self, effect: Effect) -> None:  # noqa: C901 - one case for each kind of order
+    def perform(self, effect: Effect) -> None:
         """Pass one order to the nodes that it concerns."""
         match effect:
-            case do.ReportIncident(incident):
-                tell(incident_line(incident))
-            case do.Announce(what, reason, ours):
-                tell(announcement(what, reason))
-                if ours:
-                    tell(report_request(self._spec.run_dir / JOURNAL_NAME))
+            case do.ReportIncident() | do.Announce():
+                self._log.report(effect, self.node.vault.status_page)
             case do.StopJob(exit_code, reason):
                 self._stop(exit_code, reason)
             case do.BeginGeneration():
@@ -367,6 +364,8 @@ class Leader:
             self._plan_printed = True
             for line in outline(self._spec.settings, tuple(self.state.nodes.values())):
                 tell(line)
+        if self.state.phase is JobPhase.RUNNING:
+            self._log.protected(self.node.vault.status_page)
         self._on_news()
 
     # --- the end --------------------------------------------------------------------------------------------------
@@ -378,6 +377,8 @@ class Leader:
 
     async def end(self, message: peers.End | None) -> None:
         """Stop deciding, and send everyone this message. Without one the others elect another leader."""
+        if message is not None:
+            self._log.ended(message.exit_code, self.node.vault.status_page, managed=self.state.managed)
         self.retire()
         if self._hang_detector is not None:
             self._hang_detector.close()

@@ -88,7 +88,7 @@ class LocalNode:
         self._rehearsals = Rehearsals(vault, self._submit)
         self._safe: dict[Rank, Safe] = {}
         self._finished: dict[Rank, LoopFinished] = {}
-        self.workforce = Workforce(forkserver, self._submit, vault.captured, self._captured)
+        self.workforce = Workforce(forkserver, self._submit, vault.captured, self._captured, output.show_traceback)
         timeout_s = DEFAULT_DURABLE_TIMEOUT_S if spec.durable is None else spec.durable.timeout_s
         self.checkpointers = Checkpointers(forkserver, vault, timeout_s)
         self.participant = CheckpointParticipant(self.checkpointers, vault, self._report, self._captured)

@@ -14,7 +14,7 @@ from deadpool_run.agent.processes.forkserver import ForkServer
 from deadpool_run.core.events import Event, WorkerExited, WorkerStarted, WorkerStartFailed
 from deadpool_run.errors import ProtocolError
 from deadpool_run.ids import Rank, Version, WorkerId
-from deadpool_run.wire.messages import Assign, Captured, Dismiss, ExitNow, Message, Stop, WorkerReport
+from deadpool_run.wire.messages import Assign, Captured, Dismiss, ExitNow, Message, ScriptTraceback, Stop, WorkerReport
 
 _FOR_THE_PARKED = (Dismiss, ExitNow, Stop)
 
@@ -37,6 +37,8 @@ class Workforce:
     """Returns what a dead worker's rank has captured."""
     on_captured: Callable[[Rank, Version], None]
     """Takes each new snapshot, where workers report them (`DEADPOOL_REPLICATE=1`)."""
+    on_traceback: Callable[[str], None] = lambda _: None
+    """Takes the traceback of a script whose stderr is the console."""
     _workers: dict[WorkerId, _Worker] = field(default_factory=dict)
     _suspended: bool = False
 
@@ -161,6 +163,8 @@ class Workforce:
     def _handle(self, worker: WorkerId, message: Message) -> None:
         if isinstance(message, WorkerReport):
             self.submit(replace(message, worker=worker))
+        elif isinstance(message, ScriptTraceback):
+            self.on_traceback(message.text)
         elif not isinstance(message, Captured):
             raise ProtocolError(f"worker {worker} sent {type(message).__name__}, which no worker may send")
         elif (rank := self._workers[worker].rank) is not None:

@@ -1,4 +1,4 @@
-"""The line that reports a repair to the user. Pure."""
+"""The lines that report a repair to the user: a short one, and one with all phases. Pure."""
 
 from deadpool_run.core.effects import Incident, Loss
 
@@ -27,6 +27,18 @@ def incident_line(incident: Incident) -> str:
         f"{'; '.join(_loss(loss) for loss in incident.losses)}: {parts[0]} ms, {', '.join(parts[1:])}, "
         f"total {_ms(detected_s + reached_s)} ms; resumed at step {incident.resumed}, {repeated}"
     )
+
+
+def short_line(incident: Incident) -> str:
+    """Return the ranks, where they run now, the time of the repair, and the steps repeated."""
+    losses = " and ".join(
+        f"rank {loss.rank}{' (injected)' if loss.injected else ''} "
+        f"on {'spare' if loss.from_spare else 'fresh'} worker {loss.replacement}"
+        for loss in incident.losses
+    )
+    total_s = (incident.detected_s or 0.0) + incident.first_step_s
+    repeated = f"{incident.steps_repeated} step{'' if incident.steps_repeated == 1 else 's'} repeated"
+    return f"recovered {losses} in {total_s:.2f} s; resumed at step {incident.resumed}, {repeated}"
 
 
 def _loss(loss: Loss) -> str:

@@ -6,6 +6,7 @@
 
 import contextlib
 import os
+import re
 import socket
 import tempfile
 import threading
@@ -23,6 +24,9 @@ from deadpool_run.errors import UsageError
 
 _TEMPLATE_VARIABLE = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
 _READ_BYTES = 64 << 10
+_STDERR = 2
+_SHOWN_MOST = 16
+"""Tracebacks that are remembered, so that each is shown once."""
 MAX_LINE_BYTES = 1 << 20
 """A longer line is shown in pieces."""
 _DRAIN_TIMEOUT_S = 30.0
@@ -64,6 +68,8 @@ class Logs:
                 raise UsageError(
                     f"log directory {base}: {error.strerror}\nchoose another with --log-dir, or /dev/null for none"
                 ) from error
+        self._shown: tuple[str, ...] = ()
+        """The last tracebacks on the console."""
         self._attempt: Path | None = None
         self._tees: list[_Tee] = []
         self._dropped = 0
@@ -90,6 +96,18 @@ class Logs:
     def error_file(self, local_rank: int) -> str:
         """Return the path of the rank's error file; empty if logs are off."""
         return "" if self._attempt is None else str(self._attempt / str(local_rank) / "error.json")
+
+    def show_traceback(self, text: str) -> None:
+        """Print a script's traceback on the console, unless it is the same as an earlier one."""
+        if text not in self._shown:
+            self._shown = (*self._shown[-_SHOWN_MOST + 1 :], text)
+            self.console.stream(_STDERR).put(f"{text.rstrip()}\n".encode(errors="replace"))
+
+    def without_shown(self, text: str) -> str:
+        """Return a text without the tracebacks that are on the console already, and their headings."""
+        for shown in self._shown:
+            text = re.sub(rf"(?m)^--- .* ---\n{re.escape(shown.rstrip())}(\n|\Z)", "", text)
+        return text
 
     def open(self, local_rank: int, rank: int) -> dict[str, int]:
         """Open the streams that do not go to the console as they are. The caller closes the descriptors."""

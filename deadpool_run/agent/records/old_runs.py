@@ -1,15 +1,17 @@
-"""Removes the directories of runs that have ended, beyond the newest ones. See `--keep-runs`.
+"""The directories of runs that have ended: removed beyond the newest ones (`--keep-runs`), or set aside for a new run.
 
 Only what deadpool-run writes is removed, and only next to a record of an ended run. A record without an end is that of a living run,
 unless its process was on this machine and is gone.
 """
 
 import contextlib
+import fcntl
 import os
 import shutil
 import socket
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -30,18 +32,64 @@ def remove_in_background(folder: Path, keep: int) -> None:
 
 def remove(folder: Path, keep: int) -> None:
     """Remove the runs below `folder` that have ended, except the newest `keep`."""
-    ended: list[tuple[str, Path]] = []
     try:
-        for run_dir in folder.iterdir():
-            if run_dir.is_dir() and not run_dir.is_symlink() and run_dir.stat().st_uid == os.getuid():
-                records = [record for record in records_of(run_dir) if record.keys() >= _FIELDS]
-                if records and not _lives(records):
-                    ended.append((max(str(record.get("started")) for record in records), run_dir))
+        ended = ended_runs(folder)
     except OSError as error:
         tell(f"old runs are not removed: {error}")
-    for _, run_dir in sorted(ended, reverse=True)[keep:]:
+        return
+    for run_dir in ended[keep:]:
         with contextlib.suppress(OSError):  # another agent removes it too
-            _remove(run_dir)
+            remove_run(run_dir)
+
+
+def ended_runs(folder: Path) -> list[Path]:
+    """Return the directories below `folder` of runs that have ended, the newest first. Raises OSError."""
+    ended: list[tuple[str, Path]] = []
+    for run_dir in folder.iterdir():
+        if run_dir.is_dir() and not run_dir.is_symlink() and run_dir.stat().st_uid == os.getuid():
+            records = _valid(run_dir)
+            if records and not _lives(records):
+                ended.append((max(str(record.get("started")) for record in records), run_dir))
+    return [run_dir for _, run_dir in sorted(ended, reverse=True)]
+
+
+def has_ended(run_dir: Path) -> bool:
+    """Return whether the records of a run say that it is over, or that its process on this machine is gone."""
+    records = _valid(run_dir)
+    return bool(records) and not _lives(records)
+
+
+def set_aside(run_dir: Path) -> Path | None:
+    """Rename the directory of a run that has ended, so that its name can be used again; return its new path.
+
+    None if there is no such run, or if the directory has files that are not ours. Raises OSError.
+    """
+    if not run_dir.is_dir() or run_dir.is_symlink():
+        return None
+    with _locked(run_dir.parent):
+        ours = {path for pattern in _OURS for path in run_dir.glob(pattern)}
+        if not has_ended(run_dir) or not set(run_dir.iterdir()) <= ours or Path.cwd().is_relative_to(run_dir):
+            return None
+        names = (run_dir.with_name(f"{run_dir.name}~{number}") for number in count(1))
+        aside = next(name for name in names if not name.exists())
+        run_dir.rename(aside)
+        return aside
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Hold the lock of a folder, so that of two launches with one name only one moves the earlier run."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _valid(run_dir: Path) -> list[Mapping[str, Any]]:
+    return [record for record in records_of(run_dir) if record.keys() >= _FIELDS]
 
 
 def _lives(records: Sequence[Mapping[str, Any]]) -> bool:
@@ -58,7 +106,8 @@ def _lives(records: Sequence[Mapping[str, Any]]) -> bool:
     return any(record["host"] != here for record in open_)
 
 
-def _remove(run_dir: Path) -> None:
+def remove_run(run_dir: Path) -> None:
+    """Remove what deadpool-run has written about a run, and its directory unless there is more in it. Raises OSError."""
     for pattern in _OURS:
         for path in run_dir.glob(pattern):
             if path.is_dir() and not path.is_symlink():

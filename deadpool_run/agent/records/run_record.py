@@ -33,8 +33,11 @@ def make_run_dir(run_dir: Path) -> None:
     if (run_dir / RECORD_NAME).exists() or any(run_dir.glob(JOURNALS)):
         record = read_object(run_dir / RECORD_NAME)
         named = f" ({record['run_id']}, started {record.get('started')})" if record.get("run_id") else ""
+        state = (
+            " that has ended" if record.get("ended") else f", of process {record['pid']}" if record.get("pid") else ""
+        )
         raise UsageError(
-            f"{run_dir} holds another run{named}\ngive this run another --run-id, or a --run-dir of its own; "
+            f"{run_dir} holds another run{named}{state}\ngive this run another --run-id, or a --run-dir of its own; "
             "or remove that directory, with its journal and logs"
         )
 

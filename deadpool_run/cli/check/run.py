@@ -18,7 +18,16 @@ _STATES = "states"
 _RUN_DIR = "run"
 _END_S = 60.0
 """From SIGTERM to SIGKILL of a launcher; its own timeout for workers is shorter."""
-_OURS = ("--standalone", "--no-slurm", "--run-id=", "--log-dir=", "--durable=", "--resume=auto", "--color=never")
+_OURS = (
+    "--standalone",
+    "--no-slurm",
+    "--run-id=",
+    "--log-dir=",
+    "--durable=",
+    "--resume=auto",
+    "--color=never",
+    "--verbose",
+)
 """Override files and environment: a check uses one machine and writes no checkpoint."""
 _NOT_FOR_RUNS = frozenset({"DEADPOOL_DRY_RUN", "DEADPOOL_WORKER", "DEADPOOL_RUN_DIR"})
 

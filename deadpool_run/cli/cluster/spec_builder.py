@@ -13,7 +13,7 @@ from deadpool_run.agent.spec import DEFAULT_PRELOAD, LaunchSpec, Mode, StartMeth
 from deadpool_run.cli.cluster.nodes import cluster, host_of, shape
 from deadpool_run.cli.options import accepted_only
 from deadpool_run.cli.options.machine import Surroundings
-from deadpool_run.cli.options.resolve import Values
+from deadpool_run.cli.options.resolve import Values, parse_duration_s
 from deadpool_run.cli.options.table import BY_NAME
 from deadpool_run.core.settings import Settings
 from deadpool_run.errors import UsageError
@@ -76,6 +76,7 @@ def plan(values: Values, argv: tuple[str, ...], here: Surroundings) -> Launch:
         duplicate_stdout_filters=split_needles(values.text("duplicate_stdout_filters")),
         duplicate_stderr_filters=split_needles(values.text("duplicate_stderr_filters")),
         snapshot_memory=values.nbytes("snapshot_memory") or 0,
+        verbose=values.flag("verbose"),
         role=values.text("role"),
         start_method=start_method,
         preload=tuple(dict.fromkeys((*DEFAULT_PRELOAD, *values.words("preload")))),
@@ -194,10 +195,12 @@ def _local_ranks(values: Values) -> frozenset[int] | None:
 
 def _durable(values: Values) -> DurableSpec | None:
     target, resume = values.text("durable"), values.text("resume")
-    every = re.fullmatch(r"([0-9]+)|([0-9]+(?:\.[0-9]+)?)m", values.text("durable_every"))
-    if every is None or float(every[1] or every[2]) == 0:
+    every = values.text("durable_every")
+    every_steps = int(every) if every.isdecimal() else None
+    every_s = parse_duration_s(every) if every_steps is None and every[-1:].isalpha() else None
+    if not (every_steps or every_s):
         raise values.refuse(
-            "durable_every", "not a number of steps or minutes", "write steps, such as 100, or minutes, such as 10m"
+            "durable_every", "not a number of steps or a time", "write steps, such as 100, or a time, such as 10m or 1h"
         )
     keep = values.count("durable_keep", 1)
     timeout_s = values.seconds("durable_timeout")
@@ -213,8 +216,8 @@ def _durable(values: Values) -> DurableSpec | None:
             return None
     return DurableSpec(
         target=_absolute(target),
-        every_steps=int(every[1]) if every[1] else None,
-        every_s=float(every[2]) * 60 if every[2] else None,
+        every_steps=every_steps,
+        every_s=every_s,
         keep=keep,
         resume=resume if resume in _RESUME_WORDS else _absolute(resume),
         timeout_s=timeout_s,

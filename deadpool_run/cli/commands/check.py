@@ -9,8 +9,9 @@ from typing import Annotated
 import typer
 
 from deadpool_run.cli.check.plan import LEAST_STEPS, fault_count
-from deadpool_run.cli.commands.launch import refuse_missing_script
+from deadpool_run.cli.commands.script import refuse_missing_script
 from deadpool_run.cli.options.parameters import Target, with_options
+from deadpool_run.cli.options.resolve import parse_duration_s
 from deadpool_run.cli.options.table import BY_NAME
 from deadpool_run.errors import UsageError
 
@@ -31,7 +32,7 @@ Faults = Annotated[
     ),
 ]
 Seed = Annotated[int, _option(metavar="N", min=0, help="Seed of the choice of ranks, phases and moments.")]
-Timeout = Annotated[float, _option(metavar="SECONDS", min=1, help="Stop a run that takes longer than this.")]
+Timeout = Annotated[str, _option(metavar="TIME", help="Stop a run that takes longer than this.")]
 LogDir = Annotated[
     Path | None,
     _option(
@@ -56,7 +57,7 @@ def check(  # noqa: PLR0913 - one parameter for each option
     steps: Steps = 20,
     faults: Faults = "",
     seed: Seed = 0,
-    timeout: Timeout = 1800,
+    timeout: Timeout = "30m",
     log_dir: LogDir = None,
     as_json: AsJson = False,
     no_python: NoPython = False,
@@ -73,12 +74,15 @@ def check(  # noqa: PLR0913 - one parameter for each option
         raise UsageError("no script to check\nrun `deadpool-run check [OPTIONS] SCRIPT [ARGS]...`")
     if not job["module"]:
         refuse_missing_script(target[0])
+    timeout_s = parse_duration_s(timeout)
+    if not timeout_s:
+        raise UsageError(f"--timeout {timeout!r}: not a duration\nwrite for example 90s, 30m or 2h")
     fault_count(faults, 1)  # refuse a bad number before the first run
     from deadpool_run.cli.check.campaign import check_script  # noqa: PLC0415 - help does without rich and the agent
     from deadpool_run.cli.check.run import CheckRunner  # noqa: PLC0415 - as above
 
     given = {name: value for name, value in job.items() if value is not None}
-    runner = CheckRunner(list(_words({"spares": _DEFAULT_SPARES} | given)), target, steps, timeout)
+    runner = CheckRunner(list(_words({"spares": _DEFAULT_SPARES} | given)), target, steps, timeout_s)
     raise typer.Exit(check_script(runner, faults, seed, log_dir, as_json=as_json))
 
 

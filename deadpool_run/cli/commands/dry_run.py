@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from deadpool_run.agent.environment import base_environment
 from deadpool_run.agent.node.assignment import Assignment, worker_environment
 from deadpool_run.agent.spec import LOGS_OFF, LaunchSpec, Mode
-from deadpool_run.cli.options.resolve import Values
+from deadpool_run.cli.options.option import Option
+from deadpool_run.cli.options.resolve import DEFAULT, Values
 from deadpool_run.cli.options.table import OPTIONS
 from deadpool_run.core.effects import AssignRank
 from deadpool_run.core.events import Place
@@ -39,7 +40,7 @@ def describe(spec: LaunchSpec, notes: Sequence[str], values: Values, outer: Mapp
     """
     logs = "none" if spec.log_dir == LOGS_OFF else spec.log_dir or spec.run_dir / "logs"
     parts = (
-        ("options", settings_lines(values)),
+        ("options", set_lines(values)),
         ("notes", notes),
         ("run", (f"run id         {spec.run_id}", f"run directory  {spec.run_dir}", f"logs           {logs}")),
         ("ranks and spares", _map_lines(spec) if spec.cluster is None else _node_lines(values, spec)),
@@ -52,18 +53,24 @@ def describe(spec: LaunchSpec, notes: Sequence[str], values: Values, outer: Mapp
     )
 
 
-def settings_lines(values: Values) -> list[str]:
+def set_lines(values: Values) -> list[str]:
+    """Return the options that are not at their defaults, and where to see the others."""
+    chosen = [option for option in OPTIONS if values[option.name].source != DEFAULT]
+    return [*settings_lines(values, chosen), "(all others have their defaults: `deadpool-run config show`)"]
+
+
+def settings_lines(values: Values, options: Sequence[Option] = OPTIONS) -> list[str]:
     """Return each option with its value as in a file, `-` if it is not set, and its source; passwords of URLs are hidden."""
     shown = []
-    for option in OPTIONS:
+    for option in options:
         text = (
             str(values.flag(option.name)).lower()
             if option.is_flag
             else without_passwords(values.text(option.name)) or "-"
         )
         shown.append((option.flag[2:], text, values[option.name].source))
-    name_width = max(len(name) for name, _, _ in shown)
-    text_width = max(len(text) for _, text, _ in shown)
+    name_width = max((len(name) for name, _, _ in shown), default=0)
+    text_width = max((len(text) for _, text, _ in shown), default=0)
     return [f"{name:<{name_width}}  {text:<{text_width}}  {source}" for name, text, source in shown]
 
 

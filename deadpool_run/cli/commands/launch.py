@@ -1,41 +1,36 @@
 """`deadpool-run [OPTIONS] SCRIPT [ARGS]...`: start a job."""
 
 import os
-import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from difflib import get_close_matches
-from pathlib import Path
 from typing import Any
 
 import typer
 
 from deadpool_run.agent.console import tell
-from deadpool_run.agent.spec import LaunchSpec, Mode, StartMethod
+from deadpool_run.agent.spec import LaunchSpec
 from deadpool_run.cli.cluster import slurm_place
 from deadpool_run.cli.cluster.spec_builder import plan
+from deadpool_run.cli.commands.script import check_target, misplaced
 from deadpool_run.cli.options.config import read_config
 from deadpool_run.cli.options.machine import existing_token, look_around
-from deadpool_run.cli.options.parameters import Target, with_options
-from deadpool_run.cli.options.resolve import Values, resolve
+from deadpool_run.cli.options.parameters import HelpAll, Target, with_options
+from deadpool_run.cli.options.resolve import INSIDE_WORKER, Values, resolve, unknown_variables
 from deadpool_run.cli.options.table import OPTIONS
 from deadpool_run.errors import UsageError
 
-COMMANDS = ("check", "status", "kill-rank", "config show", "env")
-
 EXAMPLES = (
-    "The same line as torchrun: `deadpool-run --nproc-per-node 4 train.py --lr 3e-4`",
-    "With two spares: `deadpool-run --nproc-per-node 4 --spares 2 train.py`",
-    "Only print what would be started: `deadpool-run --dry-run --nproc-per-node gpu --spares 1 -m my.train`",
+    "deadpool-run --nproc-per-node 4 train.py --lr 3e-4    torchrun's line",
+    "deadpool-run --nproc-per-node 4 --spares 2 train.py   with two spares",
+    "deadpool-run --dry-run --nproc-per-node gpu train.py  only print the plan",
 )
 
-VARIABLES = (
-    "An option that is not on the command line is read from DEADPOOL_NAME, torchrun's options also from PET_NAME, "
-    "then from the configuration file. Underscores in option names work like dashes."
-)
+VARIABLES = """Each option is also read from DEADPOOL_<NAME>, torchrun's options also from
+PET_<NAME>, then from the configuration file. Underscores work like dashes.
+`deadpool-run --version` prints the version. Each command has --help."""
 
-EPILOG = "\n\n".join(("Examples", *EXAMPLES, "Commands: " + ", ".join(COMMANDS) + " (each has --help)", VARIABLES))
+EPILOG = "\n".join(("Examples:", *(f"  {each}" for each in EXAMPLES), "", VARIABLES))
 
 
 def resolved(given: Mapping[str, Any], environment: Mapping[str, str]) -> Values:
@@ -47,8 +42,9 @@ def resolved(given: Mapping[str, Any], environment: Mapping[str, str]) -> Values
 
 
 @with_options(OPTIONS)
-def launch(*, target: Target = None, **given: str | bool | None) -> None:
+def launch(*, target: Target = None, help_all: HelpAll = False, **given: str | bool | None) -> None:
     """Train with spares: takes torchrun's command line, and replaces a lost rank in place."""
+    del help_all  # its callback has printed the help
     values = resolved(given, os.environ)
     if not target:
         raise UsageError("no script to run\nwrite `deadpool-run [OPTIONS] SCRIPT [ARGS]...`; --help lists the options")
@@ -62,7 +58,8 @@ def launch(*, target: Target = None, **given: str | bool | None) -> None:
     spec, notes = plan(values, tuple(target), here)
     spec = replace(spec, slurm=place)
     _set_color(values.choice("color", ("auto", "always", "never")))
-    _check_target(spec)
+    check_target(spec)
+    notes = (*_strays(target, os.environ), *notes)
     if place is not None and nodes:
         notes = (*notes, *slurm_place.notes(place, nodes, os.environ))
     if values.flag("dry_run"):
@@ -78,6 +75,13 @@ def launch(*, target: Target = None, **given: str | bool | None) -> None:
 
         raise typer.Exit(start(place, nodes, sys.argv[1:], os.environ, spec))
     raise typer.Exit(_start(spec))
+
+
+def _strays(target: Sequence[str], environment: Mapping[str, str]) -> Iterator[str]:
+    """Yield notes about options and variables that are not read."""
+    yield from misplaced(target)
+    if INSIDE_WORKER not in environment:
+        yield from unknown_variables(environment)
 
 
 def _set_color(when: str) -> None:
@@ -98,22 +102,3 @@ def _start(spec: LaunchSpec) -> int:
         raise UsageError(
             f"{error.filename}: {error.strerror}\nchoose another place with --run-dir or --log-dir"
         ) from error
-
-
-def refuse_missing_script(name: str) -> None:
-    """Raise `UsageError` if there is no such file."""
-    if not Path(name).exists():
-        close = get_close_matches(name, COMMANDS, n=1)
-        hint = f"for the command, run `deadpool-run {close[0]}`; " if close else ""
-        raise UsageError(f"script {name!r}: no such file in {Path.cwd()}\n{hint}for a module, write -m {name}")
-
-
-def _check_target(spec: LaunchSpec) -> None:
-    """Refuse a script, program or interpreter that every worker would fail to start."""
-    name = spec.target.argv[0]
-    if spec.target.mode is Mode.PATH:
-        refuse_missing_script(name)
-    if spec.target.mode is Mode.EXEC and shutil.which(name) is None:
-        raise UsageError(f"program {name!r}: not found\ngive its path, or remove --no-python for a Python script")
-    if spec.start_method is StartMethod.SPAWN and shutil.which(spec.python) is None:
-        raise UsageError(f"interpreter {spec.python!r}: not found\ncorrect or unset PYTHON_EXEC")

@@ -1,5 +1,6 @@
 """`deadpool-run status` and `deadpool-run kill-rank`: the commands for a live run."""
 
+import json
 import os
 import sys
 from pathlib import Path
@@ -8,29 +9,16 @@ from typing import Annotated
 import typer
 
 from deadpool_run.agent.console import tell
-from deadpool_run.cli.options.machine import state_dir
+from deadpool_run.cli.runs.find import RunDir, RunId, connect_run, named_dir, run_at
 from deadpool_run.core.injection import KillHow
 from deadpool_run.errors import NoSuchRunError
-from deadpool_run.view.client import ControlClient, connect
 from deadpool_run.view.health import ready_spares
 
-RunDir = Annotated[
-    Path | None,
-    typer.Option(
-        "--run-dir", metavar="DIR", help="The run's directory. Default: $DEADPOOL_RUN_DIR, else the newest live run."
-    ),
-]
 
-
-def _find_run(run_dir: Path | None) -> ControlClient:
-    """Connect to the named run, else to $DEADPOOL_RUN_DIR, else to the newest live run. Raises `NoSuchRunError`."""
-    inherited = os.environ.get("DEADPOOL_RUN_DIR")
-    return connect(run_dir or (Path(inherited) if inherited else None), state_dir(os.environ))
-
-
-def status(
+def status(  # noqa: PLR0913 - one parameter for each option
     *,
     run_dir: RunDir = None,
+    run_id: RunId = None,
     once: Annotated[bool, typer.Option("--once", help="Print the status once, also on a terminal.")] = False,
     watch: Annotated[
         bool, typer.Option("--watch", help="Print the status after each change until the run ends.")
@@ -42,20 +30,23 @@ def status(
 ) -> None:
     """Show a live run: its ranks, spares and last repairs. On a terminal it is a live table.
 
-    Exit codes: 0 healthy or starting; 3 unprotected, recovering, ending or short of spares; 4 no such run.
+    Exit codes: 0 healthy or starting; 3 unprotected, recovering, ending or short of spares; 4 no such live run.
     """
     chosen = {"--once": once, "--watch": watch, "--json": as_json}
     words = tuple(word for word, given in chosen.items() if given)
     if slurm_job is not None:
         raise typer.Exit(_through_slurm(slurm_job, words, run_dir))
     terminal = sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+    run_dir = named_dir(run_dir, run_id, os.environ)
     try:
-        found = _find_run(run_dir)
+        found = connect_run(run_dir, None, os.environ)
     except NoSuchRunError:
         from deadpool_run.cli.cluster.slurm_status import job_of  # noqa: PLC0415 - seldom needed
 
         job = job_of(run_dir, os.environ)
         if job is None:
+            if as_json and run_dir is not None and (ended := run_at(run_dir)).record:
+                sys.stdout.write(json.dumps({"schema_version": 1, "health": ended.state, "run": ended.record}) + "\n")
             raise
         raise typer.Exit(_through_slurm(job, words, run_dir)) from None
     with found as run:
@@ -83,10 +74,11 @@ def kill_rank(
         KillHow, typer.Option("--how", help="Signal to send. exit: the process ends itself with code 1.")
     ] = KillHow.SIGKILL,
     run_dir: RunDir = None,
+    run_id: RunId = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Don't ask, even on a terminal.")] = False,
 ) -> None:
     """Kill a rank's process in a live run, to see it replaced. The run records the loss as injected."""
-    with _find_run(run_dir) as run:
+    with connect_run(run_dir, run_id, os.environ) as run:
         if not ready_spares(run.ask({"do": "status"})):
             tell("no spare is ready: the rank will be started again")
         if sys.stdin.isatty() and sys.stderr.isatty() and not yes:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 
-from deadpool_run.cli.options.resolve import Values
+from deadpool_run.cli.options.resolve import Values, parse_duration_s
 from deadpool_run.cli.options.table_torchrun import INERT_OPTIONS
 
 _BACKENDS = frozenset({"static", "c10d", "etcd", "etcd-v2"})
@@ -38,14 +38,9 @@ def join_timeout_s(values: Values) -> float:
     text = rendezvous_settings(values).get("join_timeout")
     if values["join_timeout"].is_set or text is None:
         return values.seconds("join_timeout")
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
+    seconds = parse_duration_s(text) or 0.0
     if not 0 < seconds < float("inf"):
-        raise values.refuse(
-            "rdzv_conf", f"join_timeout={text} is not a positive number of seconds", "write join_timeout=600"
-        )
+        raise values.refuse("rdzv_conf", f"join_timeout={text} is not a positive duration", "write join_timeout=600")
     return seconds
 
 

@@ -31,6 +31,8 @@ class Option:
     """False: neither variable is read."""
     also_read: tuple[str, ...] = ()
     """Variables of torch that are read after `PET_*`."""
+    common: bool = False
+    """In the short help."""
     in_file: bool = True
     """False: a configuration file cannot set it."""
 
@@ -53,6 +55,14 @@ class Option:
         return self.metavar is None
 
 
+_COMMON = frozenset(
+    (
+        *("nproc_per_node", "nnodes", "rdzv_endpoint", "max_restarts", "module", "spares", "spare_mode"),
+        *("hang_timeout", "durable", "durable_every", "log_dir", "tee", "run_id", "dry_run", "verbose"),
+    )
+)
+
+
 def group(panel: str, *options: Option, torchrun: bool) -> tuple[Option, ...]:
     """Return the options with their panel. `torchrun`: whether they are torchrun's."""
-    return tuple(replace(option, panel=panel, torchrun=torchrun) for option in options)
+    return tuple(replace(option, panel=panel, torchrun=torchrun, common=option.name in _COMMON) for option in options)

@@ -4,23 +4,30 @@ A value stays text (`1` and `0` for a flag), so a bad one is refused in the same
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from types import MappingProxyType
 
+from deadpool_run.cli.options.nearest import nearest
 from deadpool_run.cli.options.option import Option
 from deadpool_run.cli.options.table import BY_NAME, BY_SHORT, OPTIONS
 from deadpool_run.errors import UsageError
 
 _PREFIXES = "KMGT"
 _SIZE = re.compile(rf"([0-9]+(?:\.[0-9]+)?) ?([{_PREFIXES}])(i?B|)", re.IGNORECASE)
+_DURATION = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+) ?(ms|s|m|h|d)?")
+_UNITS_S: Mapping[str | None, float] = {"ms": 1e-3, None: 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_DURATION_ADVICE = "write seconds, such as 30 or 0.5, or a unit: 90s, 10m, 1.5h"
 _QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]+)?)([KMBT]?)", re.IGNORECASE)
 DEFAULT = "default"
+HELP_WORDS = frozenset({"--help", "--help-all"})
 DETECTED = "Slurm"
 """Source of values found in the scheduler's variables."""
 INSIDE_WORKER = "DEADPOOL_WORKER"
 """Set in a worker's environment. A launch inside a worker must not use the outer run's settings."""
+_OTHER_VARIABLES = frozenset({"DEADPOOL_TOKEN", "DEADPOOL_RUN_DIR", "DEADPOOL_CHECK", "DEADPOOL_MARK"})
+"""Variables that are no options."""
+_FOREIGN_VARIABLES = ("DEADPOOL_TEST_",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +47,7 @@ def canonical(args: Sequence[str]) -> list[str]:
     """Return the arguments with full option names and a `--` before the script.
 
     As in torchrun, underscores work like dashes, a unique prefix of a long option is enough, and a `--` right before
-    or right after the script is dropped. Unknown options are left for the parser to refuse.
+    or right after the script is dropped. Raises `UsageError` for a long option that is unknown or ambiguous.
     """
     result: list[str] = []
     rest = list(args)
@@ -64,11 +71,47 @@ def _spelled(arg: str) -> tuple[Option | None, str]:
         return BY_SHORT.get(arg[:2]), arg
     name, equals, value = arg.partition("=")
     wanted = name[2:].replace("-", "_")
-    fitting = [wanted] if wanted in BY_NAME else [each for each in BY_NAME if each.startswith(wanted)]
-    if len(fitting) != 1 or not wanted:
+    if name in HELP_WORDS or not wanted:
         return None, arg
+    fitting = [wanted] if wanted in BY_NAME else [each for each in BY_NAME if each.startswith(wanted)]
+    if not fitting:
+        meant = _one_of(nearest(wanted, BY_NAME))
+        raise UsageError(
+            f"no such option: {name}\n{f'did you mean {meant}? ' if meant else ''}run `deadpool-run --help` for usage"
+        )
+    if len(fitting) > 1:
+        raise UsageError(f"{name} is ambiguous: it may be {_one_of(fitting)}\nwrite one of them in full")
     option = BY_NAME[fitting[0]]
     return option, option.flag + equals + value
+
+
+def option_of(flag: str) -> str:
+    """Return the name of the option that a long flag means; empty if none."""
+    wanted = flag[2:].replace("-", "_")
+    return wanted if wanted in BY_NAME else ""
+
+
+def _one_of(names: Sequence[str]) -> str:
+    """Return the flags of these options, as a choice."""
+    *most, last = [BY_NAME[name].flag for name in names] or [""]
+    return f"{', '.join(most)} or {last}" if most else last
+
+
+def unknown_variables(environment: Mapping[str, str]) -> Iterator[str]:
+    """Yield a sentence for each variable that looks like an option's, and is none. None inside a worker."""
+    known = {variable for option in OPTIONS for variable in option.variables} | _OTHER_VARIABLES
+    for variable in sorted(environment):
+        if not variable.startswith("DEADPOOL_") or variable in known or variable.startswith(_FOREIGN_VARIABLES):
+            continue
+        close = nearest(variable.removeprefix("DEADPOOL_").lower(), [option.name for option in OPTIONS if option.env])
+        meant = f": did you mean DEADPOOL_{close[0].upper()}?" if close else ""
+        yield f"{variable} has no effect: no option reads it{meant}"
+
+
+def parse_duration_s(text: str) -> float | None:
+    """Return a duration in seconds, from a number of them or one with a unit; None if it is neither."""
+    match = _DURATION.fullmatch(text.strip())
+    return None if match is None else float(match[1]) * _UNITS_S[match[2]]
 
 
 def resolve(
@@ -109,7 +152,7 @@ def _file_key(key: object, file_name: str) -> str:
     name = str(key).replace("-", "_")
     if name not in BY_NAME or not BY_NAME[name].in_file:
         known = [option.name for option in OPTIONS if option.in_file]
-        close = get_close_matches(name, known, n=1)
+        close = nearest(name, known)
         advice = f"did you mean `{close[0]}`?" if close else "`deadpool-run run --help` lists the options"
         raise UsageError(f"{file_name}: `{key}` is not an option that a file can set\n{advice}")
     return name
@@ -169,14 +212,13 @@ class Values:
         return self.count(name, at_least) if self.text(name) else None
 
     def seconds(self, name: str, *, or_zero: bool = False) -> float:
-        """Return a positive, finite duration; with `or_zero` also 0."""
-        try:
-            seconds = float(self.text(name))
-        except ValueError as error:
-            raise self.refuse(name, "not a number of seconds", "write a number such as 30 or 0.5") from error
+        """Return a positive duration in seconds; with `or_zero` also 0."""
+        seconds = parse_duration_s(self.text(name))
+        advice = _DURATION_ADVICE + ("; 0 disables it" if or_zero else "")
+        if seconds is None:
+            raise self.refuse(name, "not a duration", advice)
         if not 0 < seconds < float("inf") and not (or_zero and seconds == 0):
-            advice = "write a number such as 30 or 0.5" + (", or 0 to disable it" if or_zero else "")
-            raise self.refuse(name, "not a positive number of seconds", advice)
+            raise self.refuse(name, "not a positive duration", advice)
         return seconds
 
     def nbytes(self, name: str) -> int | None:

@@ -22,21 +22,21 @@ _SPARES = group(
     ),
     Option(
         "drain_timeout",
-        "SECONDS",
+        "TIME",
         "How long a surviving rank may take to finish its interrupted step after a loss. After that it runs its script again from the top, in the same process.",
-        default="30",
+        default="30s",
     ),
     Option(
         "repair_timeout",
-        "SECONDS",
+        "TIME",
         "How long a rank may make no progress during a repair. After that the agent kills and replaces it.",
-        default="60",
+        default="60s",
     ),
     Option(
         "hang_timeout",
-        "SECONDS",
+        "TIME",
         "If no rank makes progress for this long, kill and replace the rank that the others wait for. Set it longer than anything that one rank does alone, such as an evaluation. 0 disables it.",
-        default="600",
+        default="10m",
     ),
     Option(
         "capture_interval",
@@ -72,15 +72,15 @@ _NODES = (
         NODES,
         Option(
             "node_timeout",
-            "SECONDS",
+            "TIME",
             "How long a machine may be silent before it counts as lost. It stops its workers a little earlier.",
-            default="5",
+            default="5s",
         ),
         Option(
             "join_timeout",
-            "SECONDS",
+            "TIME",
             "How long to wait for enough machines, at the start and after a loss.",
-            default="600",
+            default="10m",
         ),
         Option(
             "replicas",
@@ -127,16 +127,16 @@ _DURABLE = group(
     ),
     Option(
         "durable_every",
-        "N|MINUTES",
-        "Steps (`100`) or minutes (`10m`) between two checkpoints. One more is written at the end of the job.",
+        "N|TIME",
+        "Steps (`100`) or time (`10m`) between two checkpoints. One more is written at the end of the job.",
         default="10m",
     ),
     Option("durable_keep", "N", "Number of checkpoints to keep; older ones are removed.", default="2"),
     Option(
         "durable_timeout",
-        "SECONDS",
+        "TIME",
         "How long a machine may take to read a checkpoint, or to write one (with several machines: each step of writing). After that it gives up, because lost storage may never answer.",
-        default="1800",
+        default="30m",
     ),
     Option(
         "resume",
@@ -160,6 +160,9 @@ _LOGS = group(
         "auto|always|never",
         "Colour of deadpool-run's own messages. auto respects NO_COLOR and FORCE_COLOR.",
         default="auto",
+    ),
+    Option(
+        "verbose", None, "Print every decision, and the milliseconds of each phase of a repair. `status` has them too."
     ),
     torchrun=False,
 )

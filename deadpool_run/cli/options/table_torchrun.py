@@ -34,9 +34,9 @@ TORCHRUN_OPTIONS = group(
     ),
     Option(
         "shutdown_timeout",
-        "SECONDS",
+        "TIME",
         "How long workers, and background processes that they leave at the end, may take to end after SIGTERM before SIGKILL. TORCH_ELASTIC_SHUTDOWN_TIMEOUT sets it too.",
-        default="30",
+        default="30s",
         also_read=("TORCH_ELASTIC_SHUTDOWN_TIMEOUT",),
     ),
     Option(
@@ -114,7 +114,7 @@ INERT_OPTIONS = group(
         "master_port", "PORT", "With --nnodes and without --rdzv-endpoint: port on which the first machine listens."
     ),
     Option("local_addr", "HOST", "No effect: a machine is known by the address from which it reaches --rdzv-endpoint."),
-    Option("monitor_interval", "SECONDS", "No effect: the kernel reports a death at once, nothing is polled."),
+    Option("monitor_interval", "TIME", "No effect: the kernel reports a death at once, nothing is polled."),
     Option(
         "event_log_handler",
         "NAME",

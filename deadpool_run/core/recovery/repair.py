@@ -317,7 +317,7 @@ def replaced(decision: Decision, rank: Rank, member: Member) -> None:
     losses[index] = replace(losses[index], replacement=member.worker, from_spare=from_spare)
     repair.losses = tuple(losses)
     reason = "a spare was ready" if from_spare else "no spare was ready, so that it was started for the rank"
-    decision.announce(f"worker {member.worker} takes rank {rank}", reason)
+    decision.announce(f"worker {member.worker} takes rank {rank}", reason, detail=True)
 
 
 def _choose_version(decision: Decision) -> None:

@@ -177,6 +177,11 @@ class AgentOrders:
             threading.Event().wait(_END_S)
         raise RuntimeError(f"a peer was lost {_END_S:g} s ago, and the agent has not ended this process")
 
+    def stops_within(self, timeout_s: float) -> bool:
+        """Return whether the job ends, or an order to end comes soon."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._stopping, timeout_s)
+
     def wait_release(self, epoch: Epoch) -> bool:
         """Block until the loop may end; False if a newer epoch came first."""
         self._wait_for(lambda: self.epoch > epoch or self._released)

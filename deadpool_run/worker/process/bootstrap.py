@@ -20,14 +20,22 @@ from typing import NoReturn
 
 from deadpool_run.core.events import JobRefused, PrepareFailed, WorkerRaised, WorkerReady
 from deadpool_run.errors import RefusedError, RunLeft, ScriptError
-from deadpool_run.wire.messages import THIS_WORKER, encode
-from deadpool_run.worker.process import rehearsal_output, rerun, script_files, session, sources
+from deadpool_run.wire.messages import THIS_WORKER, ScriptTraceback, encode
+from deadpool_run.worker.process import rehearsal_output, rerun, script_files, session, sources, stacks
 from deadpool_run.worker.process.agent_link import park
 from deadpool_run.worker.process.blame import blame, refusal
+
+_MAX_TEXT = 64 << 10
+_STOP_S = 0.5
+"""How long after an interruption the order to stop may come."""
+_LONGEST_CHAIN = 100
+_OURS = f"{Path(__file__).parents[2]}/"
+_NOT_THE_SCRIPTS = frozenset({__file__, runpy.__file__, "<frozen runpy>", "<frozen importlib.util>"})
 
 
 def main(control_fd: int) -> None:
     """Wait for a rank, then run the script as it. Returns when the script does; raises SystemExit with its code."""
+    sys.excepthook = _except_hook
     control = socket.socket(fileno=control_fd)
     control.sendall(encode(WorkerReady(THIS_WORKER)))
     given = park(control)
@@ -36,6 +44,7 @@ def main(control_fd: int) -> None:
     assign, fds = given
     assign.env["DEADPOOL_CONTROL_FD"] = str(control_fd)
     session.assume(assign, fds)
+    stacks.install()
     target = json.loads(assign.env["DEADPOOL_TARGET"])
     argv = _argv(target["argv"], assign.local_rank)
     control.detach()
@@ -144,11 +153,10 @@ def _run_file(target: str, copy: str) -> None:
 def _report(error: Exception, refused: ScriptError | None, worker: session.Session) -> None:
     """Report the script's exception once: to the user, to the agent, and in torchrun's error file."""
     whose = blame(error)
-    error.__traceback__ = _script_frames(error.__traceback__)
+    _keep_script_frames(error)
     text = "".join(traceback.format_exception(error))
     if not (isinstance(error, RefusedError) and error.reported):  # the launcher prints that once, for all ranks
-        sys.stderr.write(text)
-        sys.stderr.flush()
+        _show(text, worker)
     if worker.preparing:
         broke = PrepareFailed(THIS_WORKER, f"{type(error).__name__}: {error}")
         worker.link.send(broke if refused is None else _script_refused(refused))
@@ -172,10 +180,51 @@ def _write_error_file(error: Exception, text: str) -> None:
         Path(error_file).write_text(json.dumps(body), encoding="utf-8")
 
 
+def _show(text: str, worker: session.Session) -> None:
+    """Show a traceback: in the rank's own file, else by way of the agent, which prints one that all ranks have only once."""
+    with contextlib.suppress(Exception):  # a script may have closed it
+        sys.stdout.flush()  # what the script has printed before
+    if worker.console and sys.stderr is sys.__stderr__:
+        worker.link.send(ScriptTraceback(text[-_MAX_TEXT:]))
+    else:
+        sys.stderr.write(text)
+        sys.stderr.flush()
+
+
+def _keep_script_frames(error: BaseException) -> None:
+    """Remove the frames that say nothing about the script: ours and runpy's, before its first and behind its misuse of ours."""
+    found: BaseException | None = error
+    for _ in range(_LONGEST_CHAIN):
+        if found is None:
+            break
+        found.__traceback__ = _script_frames(found.__traceback__)
+        if isinstance(found, ScriptError):
+            _cut_ours(found.__traceback__)
+        found = found.__cause__ or found.__context__
+    if error.__traceback__ is None:  # runpy's own error, which has the message of its cause
+        error.__cause__, error.__suppress_context__ = None, True
+
+
 def _script_frames(frames: TracebackType | None) -> TracebackType | None:
-    """Return the frames from the script's first on: our own and runpy's come before it."""
-    ours = {__file__, runpy.__file__, "<frozen runpy>"}
-    found = frames
-    while found is not None and found.tb_frame.f_code.co_filename in ours:
-        found = found.tb_next
-    return found or frames
+    """Return the frames from the script's first on; None if there is none, as in a syntax error."""
+    while frames is not None and frames.tb_frame.f_code.co_filename in _NOT_THE_SCRIPTS:
+        frames = frames.tb_next
+    return frames
+
+
+def _cut_ours(frames: TracebackType | None) -> None:
+    """Cut the frames of this package at the end, if there are others."""
+    last = None
+    while frames is not None:
+        if not frames.tb_frame.f_code.co_filename.startswith(_OURS):
+            last = frames
+        frames = frames.tb_next
+    if last is not None:
+        last.tb_next = None
+
+
+def _except_hook(kind: type[BaseException], error: BaseException, frames: TracebackType | None) -> None:
+    """Print what ends a worker, except the interruption by Ctrl-C that ends the job: the launcher tells of that."""
+    parked = "DEADPOOL_WORKER" not in os.environ
+    if not issubclass(kind, KeyboardInterrupt) or not (parked or session.current().link.orders.stops_within(_STOP_S)):
+        sys.__excepthook__(kind, error, frames)

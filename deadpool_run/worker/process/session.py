@@ -74,6 +74,8 @@ class Session:
             """Whether to report each snapshot to the agent, which sends it to other nodes."""
             self.resume = int(env.get("DEADPOOL_RESUME_VERSION", "-1"))
             """The version that the first slot holds from a checkpoint; -1: none."""
+            self.console = env.get("DEADPOOL_CONSOLE") == "1"
+            """Whether stderr is the job's console, and not a file of the rank."""
             self.preparing = env.get("DEADPOOL_PREPARING") == "1"
             """A spare that rehearses before it is needed: its status page and slots are throw-away ones."""
         except (KeyError, ValueError) as error:
@@ -100,6 +102,7 @@ def _environment_of(rank: Assign, fds: dict[str, int]) -> dict[str, str]:
         "DEADPOOL_CONTROL_FD": os.environ.get("DEADPOOL_CONTROL_FD", ""),
         **rank.env,
         "DEADPOOL_PREPARING": str(int(rank.prepare)),
+        "DEADPOOL_CONSOLE": str(int("stderr" not in rank.fds)),
         "DEADPOOL_LOCAL_RANK": str(rank.local_rank),
         **{variable: str(fds[name]) for name, variable in _FD_VARIABLES.items()},
     }

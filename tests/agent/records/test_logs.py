@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from deadpool_run.agent.console import Console
 from deadpool_run.agent.records import logs as output
 from deadpool_run.agent.records.logs import Logs, line_prefix
 from deadpool_run.agent.spec import LOGS_OFF, LaunchSpec, Mode, Streams, Target
@@ -265,3 +266,22 @@ def test_a_failing_rank_writes_torchruns_error_file(cluster, tmp_path):
     assert job.wait_exit() == 1, job.told()
     (error,) = tmp_path.glob("*/attempt_0/0/error.json")
     assert "FileNotFoundError" in error.read_text()
+
+
+def test_a_traceback_that_all_ranks_have_is_shown_once(spec):
+    reader, writer = os.pipe()
+    shown = Console()
+    shown._streams[2] = shown.stream(writer)
+    logs = Logs(spec(), shown)
+    first, second = "Traceback:\nValueError: 1\n", "Traceback:\nValueError: 2\n"
+    for text in (first, first, second, first):
+        logs.show_traceback(text)
+    both = f"--- rank 0, worker 0 ---\n{first.rstrip()}\n--- rank 1, worker 1 ---\n{second.rstrip()}"
+    assert logs.without_shown(both) == ""
+    unseen = "--- rank 2, worker 2 ---\nTraceback:\nValueError: 3"
+    assert logs.without_shown(f"{both}\n{unseen}") == unseen
+    logs.close()
+    shown.close(10)
+    os.close(writer)
+    with os.fdopen(reader) as file:
+        assert file.read() == first + second

@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from deadpool_run.agent.records.old_runs import remove
+from deadpool_run.agent.records.old_runs import remove, set_aside
 
 HERE = socket.gethostname()
 
@@ -108,3 +108,32 @@ def test_what_the_user_put_there_stays_and_no_link_is_followed(run, tmp_path):
 def test_a_place_that_is_not_there_is_reported_only(tmp_path, capfd):
     remove(tmp_path / "no", 0)
     assert "old runs are not removed" in capfd.readouterr().err
+
+
+def test_a_name_can_be_used_again_when_its_run_has_ended(run, tmp_path):
+    for number in (1, 2):
+        aside = set_aside(run("alpha"))
+        assert aside == tmp_path / f"alpha~{number}"
+        assert left(aside) == {"run.json", "journal.jsonl", "logs"}
+    assert left(tmp_path) == {"alpha~1", "alpha~2"}
+
+
+def test_a_run_that_may_live_keeps_its_name(run, tmp_path):
+    for name, more in {"live": {"pid": os.getpid()}, "elsewhere": {"host": "another"}}.items():
+        assert set_aside(run(name, ended=None, **more)) is None
+    (tmp_path / "empty").mkdir()
+    assert set_aside(tmp_path / "empty") is None
+    assert set_aside(tmp_path / "nothing") is None
+
+
+def test_a_folder_with_files_of_the_users_keeps_its_name(run):
+    mixed = run("mixed")
+    (mixed / "results.csv").touch()
+    assert set_aside(mixed) is None
+    assert (mixed / "run.json").exists()
+
+
+def test_the_working_directory_keeps_its_name(run, monkeypatch):
+    here = run("here")
+    monkeypatch.chdir(here / "logs")
+    assert set_aside(here) is None

@@ -1,0 +1,116 @@
+"""The launcher's lines about a run: its start, its protection, decisions, repairs and its end; and what repairs cost.
+
+Without --verbose a repair is one line when the loss is known, and one when it is repaired.
+"""
+
+import time
+from dataclasses import dataclass
+from typing import assert_never
+
+from deadpool_run.agent.console import announcement, report_request, tell
+from deadpool_run.agent.records.incident_line import incident_line, short_line
+from deadpool_run.agent.records.logs import Logs
+from deadpool_run.agent.spec import LaunchSpec
+from deadpool_run.coordinator.address import JOURNAL_NAME
+from deadpool_run.core.effects import Announce, Incident, ReportIncident
+from deadpool_run.text import span
+from deadpool_run.vault.status_page import StatusPage
+
+_PERCENT = 100.0
+
+
+@dataclass(slots=True)
+class Cost:
+    """What losses have cost so far, since this agent leads."""
+
+    repairs: int = 0
+    steps_repeated: int = 0
+    lost_s: float = 0.0
+    """From each loss until every rank had completed a step again, and the time of further repeated steps."""
+
+    def add(self, incident: Incident, step_s: float) -> None:
+        """Count a repair. `step_s` is the time of a step."""
+        self.repairs += 1
+        self.steps_repeated += incident.steps_repeated
+        self.lost_s += (incident.detected_s or 0.0) + incident.first_step_s
+        self.lost_s += max(0, incident.steps_repeated - 1) * step_s
+
+    def goodput(self, up_s: float) -> float:
+        """Return the share of the run's time that no repair took."""
+        return max(0.0, 1.0 - self.lost_s / up_s) if up_s > 0 else 1.0
+
+
+class UserLog:
+    """The lines of one leader. `was_led`: another agent has led this run before, and has printed the first lines."""
+
+    def __init__(self, spec: LaunchSpec, output: Logs, *, was_led: bool) -> None:
+        self._spec, self._output = spec, output
+        self._began_at = time.monotonic()
+        self.cost = Cost()
+        self._was_protected = was_led
+        if not was_led:
+            tell(self._start_line())
+
+    @property
+    def up_s(self) -> float:
+        """How long this agent has led the run."""
+        return time.monotonic() - self._began_at
+
+    def report(self, order: Announce | ReportIncident, status_page: StatusPage) -> None:
+        """Print a decision or a repair, and count what the repair cost."""
+        match order:
+            case Announce():
+                self._announce(order)
+            case ReportIncident(incident):
+                self.cost.add(incident, status_page.step_s())
+                tell(incident_line(incident) if self._spec.verbose else short_line(incident))
+            case _:
+                assert_never(order)
+
+    def _announce(self, order: Announce) -> None:
+        """Print a decision, unless it is a detail. Tracebacks that the console has already are left out."""
+        if order.detail and not self._spec.verbose:
+            return
+        if what := self._output.without_shown(order.what):
+            tell(announcement(what, order.reason))
+        if order.ours:
+            tell(report_request(self._spec.run_dir / JOURNAL_NAME))
+
+    def protected(self, status_page: StatusPage) -> None:
+        """Print that the job is protected, the first time."""
+        if not self._was_protected:
+            self._was_protected = True
+            tell(f"protected since step {status_page.most_completed()}: a lost rank is replaced in place")
+
+    def ended(self, exit_code: int, status_page: StatusPage, *, managed: bool) -> None:
+        """Print how the run ended, and what its losses cost."""
+        settings, cost = self._spec.settings, self.cost
+        how = "finished" if exit_code == 0 else f"ended with exit code {exit_code}"
+        parts = [f"{how} after {span(self.up_s)}"]
+        if managed:
+            parts.append(_count(status_page.most_completed(), "step"))
+        elif settings.spares or settings.spare_nodes:
+            parts.append("the script did not call deadpool_run.init(), so its ranks were not protected")
+        if cost.repairs:
+            goodput = f"goodput {_PERCENT * cost.goodput(self.up_s):.1f} %"
+            lost = f"{cost.lost_s:.1f} s lost"
+            repeated = f"{_count(cost.steps_repeated, 'step')} repeated"
+            parts += [_count(cost.repairs, "repair"), repeated, lost, goodput]
+        if exit_code and self._output.root is not None:
+            parts.append(f"logs in {self._output.root}")
+        tell(f"run {self._spec.run_id} {'; '.join((parts[0], ', '.join(parts[1:]))) if parts[1:] else parts[0]}")
+
+    def _start_line(self) -> str:
+        spec, settings = self._spec, self._spec.settings
+        spares = [(settings.spares, "spare"), (settings.spare_nodes, "spare machine")]
+        what = [_count(settings.world_size, "rank"), *(_count(number, name) for number, name in spares if number)]
+        if not (settings.spares or settings.spare_nodes):
+            what.append("no spares")
+        others = settings.nodes + settings.spare_nodes - 1
+        waits = f"; waiting for {_count(others, 'more machine')}" if others else ""
+        where = "no log files" if self._output.root is None else f"logs in {self._output.root}"
+        return f"run {spec.run_id}: {', '.join(what)}{waits}; {where}"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"

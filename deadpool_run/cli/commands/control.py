@@ -1,0 +1,80 @@
+"""`deadpool-run stop` and `deadpool-run wait`: end a live run in order, or wait for its end."""
+
+import contextlib
+import os
+import select
+import socket
+import sys
+from typing import Annotated
+
+import typer
+
+from deadpool_run.agent.console import tell
+from deadpool_run.cli.options.resolve import parse_duration_s
+from deadpool_run.cli.runs.find import Run, RunDir, RunId, RunState, connect_run, find_run, run_at
+from deadpool_run.errors import NoSuchRunError, UsageError
+
+_TIMED_OUT = 124
+"""As of timeout(1)."""
+_UNKNOWN = 1
+
+
+def stop(
+    *,
+    run_dir: RunDir = None,
+    run_id: RunId = None,
+    wait_for_end: Annotated[bool, typer.Option("--wait", help="Return when the run has ended.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Don't ask, even on a terminal.")] = False,
+) -> None:
+    """Stop a live run, as SIGTERM of its launcher does: workers get SIGTERM, and --shutdown-timeout to end.
+
+    With --durable the run writes a last checkpoint, and the same command resumes from it.
+    """
+    with connect_run(run_dir, run_id, os.environ) as client:
+        run = run_at(client.run_dir)
+        if sys.stdin.isatty() and sys.stderr.isatty() and not yes:
+            typer.confirm(f"Stop run {run.name}?", abort=True, err=True)
+        client.ask({"do": "stop"})
+    sys.stdout.write(f"run {run.name} is stopping\n")
+    if wait_for_end:
+        _wait(run, None)
+
+
+def wait(
+    *,
+    timeout: Annotated[str, typer.Option(metavar="TIME", help="Give up after this long, with exit code 124.")] = "",
+    run_dir: RunDir = None,
+    run_id: RunId = None,
+) -> None:
+    """Wait until a run has ended, and exit with its exit code. Of a run that has ended it is known at once."""
+    timeout_s = parse_duration_s(timeout) if timeout else None
+    if timeout and timeout_s is None:
+        raise UsageError(f"--timeout {timeout!r}: not a duration\nwrite for example 90s or 2h")
+    run = find_run(run_dir, run_id, os.environ)
+    if not _wait(run, timeout_s):
+        tell(f"run {run.name} has not ended within {timeout}")
+        raise typer.Exit(_TIMED_OUT)
+    record = run_at(run.path).record
+    if record.get("ended") is None:
+        tell(f"run {run.name} was killed: its exit code is not known")
+        raise typer.Exit(_UNKNOWN)
+    sys.stdout.write(f"run {run.name} ended with exit code {record['exit_code']}: {run_at(run.path).why}\n")
+    raise typer.Exit(int(record["exit_code"]))
+
+
+def _wait(run: Run, timeout_s: float | None) -> bool:
+    """Wait until the run's agent has ended; return whether it has."""
+    if run.state is RunState.ELSEWHERE:
+        raise NoSuchRunError(
+            f"run {run.name} is led by a process on {run.record.get('host')}, not on {socket.gethostname()}\n"
+            "run this command there"
+        )
+    if run.state is not RunState.LIVE:
+        return True
+    with contextlib.suppress(ProcessLookupError):
+        handle = os.pidfd_open(int(run.record["pid"]))
+        try:
+            return bool(select.select([handle], [], [], timeout_s)[0])
+        finally:
+            os.close(handle)
+    return True

@@ -1,0 +1,132 @@
+"""`deadpool-run logs` and `deadpool-run events`: what a run has written, live or ended."""
+
+import json
+import os
+import re
+import sys
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from deadpool_run.agent.console import tell
+from deadpool_run.cli.runs.events import entries, texts, timed
+from deadpool_run.cli.runs.find import Run, RunDir, RunId, RunState, find_run, run_at
+from deadpool_run.cli.runs.follow import follow
+from deadpool_run.coordinator.address import JOURNALS
+from deadpool_run.errors import NoSuchRunError
+
+Follow = Annotated[bool, typer.Option("-f", "--follow", help="Go on until the run ends.")]
+_LOG = re.compile(r"attempt_([0-9]+)/([0-9]+)/(stdout|stderr)\.log")
+_STREAMS = {"out": ("stdout",), "err": ("stderr",), "both": ("stdout", "stderr")}
+
+
+def logs(
+    rank: Annotated[
+        int | None,
+        typer.Argument(metavar="[RANK]", min=0, show_default=False, help="Only the logs of this local rank."),
+    ] = None,
+    *,
+    following: Follow = False,
+    stream: Annotated[str, typer.Option(metavar="out|err|both", help="The streams to show.")] = "both",
+    run_dir: RunDir = None,
+    run_id: RunId = None,
+) -> None:
+    """Show what workers have written to log files, of all processes that had a rank. Lines of several files have a prefix.
+
+    Output is in files if the run was started with --tee or --redirects. On several machines a rank is a local one, of this
+    machine.
+    """
+    if stream not in _STREAMS:
+        raise typer.BadParameter(f"{stream!r} is not out, err or both")
+    run = find_run(run_dir, run_id, os.environ)
+    root = run.log_dir
+    if root is None or not root.is_dir():
+        raise NoSuchRunError(f"run {run.name} has no log files here\nits --log-dir is {root or '/dev/null'}")
+
+    def find() -> list[Path]:
+        return [path for _, path in sorted(_log_files(root, rank, _STREAMS[stream]))]
+
+    if not find() and not following:
+        tell(f"no log files in {root}: output went to the console\n  start the run with --tee 3 to have both")
+    for path, line in follow(find, lambda: _has_ended(run), wait=following):
+        attempt, local_rank, name = _parts(root, path)
+        again = f"{attempt}:" if attempt != "0" else ""
+        prefix = f"[{again}{local_rank} {name}] " if rank is None or stream == "both" else ""
+        sys.stdout.write(f"{prefix}{line}\n")
+        if following:
+            sys.stdout.flush()
+
+
+def events(
+    *,
+    following: Follow = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object for each entry of the journal, with its texts.")
+    ] = False,
+    run_dir: RunDir = None,
+    run_id: RunId = None,
+) -> None:
+    """Show what happened in a run and what was decided: its journal, in words.
+
+    Times are local, and derived from the start of the run. On several machines the journals of all leaders are shown, as far
+    as they are on this machine.
+    """
+    run = find_run(run_dir, run_id, os.environ)
+
+    def find() -> list[Path]:
+        return sorted(
+            {*run.path.glob(JOURNALS), *run.path.glob(f"node-*/{JOURNALS}")}, key=lambda path: path.stat().st_ctime
+        )
+
+    if not find() and not following:
+        raise NoSuchRunError(f"{run.path}: there is no journal\n`deadpool-run ls` lists the runs of this machine")
+    for path in find():
+        if len(find()) > 1:
+            tell(str(path))
+        for text in _entry_lines(_lines(path, run, following=following), _started(path), as_json=as_json):
+            sys.stdout.write(f"{text}\n")
+            if following:
+                sys.stdout.flush()
+
+
+def _lines(path: Path, run: Run, *, following: bool) -> Iterator[str]:
+    return (line for _, line in follow(lambda: [path], lambda: _has_ended(run), wait=following))
+
+
+def _entry_lines(lines: Iterator[str], started: datetime | None, *, as_json: bool) -> Iterator[str]:
+    for at, entry in timed(entries(lines), started):
+        found = list(texts(entry))
+        if as_json:
+            yield json.dumps(
+                {"time": None if at is None else at.isoformat(timespec="milliseconds"), "texts": found, **entry}
+            )
+        else:
+            clock = "-" if at is None else at.astimezone().strftime("%H:%M:%S.%f")[:12]
+            yield from (f"{clock}  {text}" for text in found)
+
+
+def _started(journal: Path) -> datetime | None:
+    try:
+        return datetime.fromisoformat(str(run_at(journal.parent).record.get("started")))
+    except ValueError:
+        return None
+
+
+def _has_ended(run: Run) -> bool:
+    return run_at(run.path).state in {RunState.ENDED, RunState.KILLED}
+
+
+def _log_files(root: Path, rank: int | None, streams: tuple[str, ...]) -> Iterator[tuple[tuple[int, int, str], Path]]:
+    for path in root.glob("attempt_*/*/std*.log"):
+        match = _LOG.fullmatch(str(path.relative_to(root)))
+        if match and match[3] in streams and (rank is None or int(match[2]) == rank):
+            yield (int(match[1]), int(match[2]), match[3]), path
+
+
+def _parts(root: Path, path: Path) -> tuple[str, str, str]:
+    match = _LOG.fullmatch(str(path.relative_to(root)))
+    assert match is not None
+    return match[1], match[2], match[3]

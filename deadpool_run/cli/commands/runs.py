@@ -1,0 +1,139 @@
+"""`deadpool-run ls` and `deadpool-run prune`: the runs of this machine."""
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from deadpool_run.agent.console import tell
+from deadpool_run.agent.records.old_runs import ended_runs, remove_run
+from deadpool_run.cli.options.machine import state_dir
+from deadpool_run.cli.options.resolve import parse_duration_s
+from deadpool_run.cli.runs.find import Run, RunState, all_runs, run_at
+from deadpool_run.errors import NoSuchRunError, UsageError
+from deadpool_run.text import age, printable
+from deadpool_run.view.client import ControlClient
+
+_COLUMNS = ("run", "state", "started", "ranks", "step", "end")
+_WIDTH = 100
+
+
+def ls(
+    *,
+    last: Annotated[int, typer.Option("-n", "--last", metavar="N", min=1, help="Show the newest N runs.")] = 20,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object for each run.")] = False,
+) -> None:
+    """List the runs of this user on this machine, live and ended, the newest first.
+
+    Runs that were started with --run-dir are not listed.
+    """
+    now, runs = datetime.now(UTC), all_runs(os.environ)
+    shown = [(run, _status(run)) for run in runs[:last]]
+    if as_json:
+        sys.stdout.write("".join(json.dumps(_object(run, status)) + "\n" for run, status in shown))
+        return
+    rows = [[name.upper() for name in _COLUMNS], *(_row(run, status, now) for run, status in shown)]
+    widths = [max(len(row[at]) for row in rows) for at in range(len(_COLUMNS))]
+    for row in rows:
+        line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        sys.stdout.write(f"{line.rstrip()}\n")
+    if more := len(runs) - len(shown):
+        tell(f"{more} older run{'s are' if more > 1 else ' is'} not shown: add --last {len(runs)}")
+
+
+def prune(
+    *,
+    keep: Annotated[int, typer.Option(metavar="N", min=0, help="Keep the newest N ended runs.")] = 0,
+    older_than: Annotated[str, typer.Option(metavar="TIME", help="Only runs that ended longer ago, such as 7d.")] = "0",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be removed.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Don't ask. Needed where there is no terminal.")] = False,
+) -> None:
+    """Remove the records and logs of runs that have ended, from the default place.
+
+    Live runs, runs in other places (--run-dir) and durable checkpoints stay.
+    """
+    age_s = parse_duration_s(older_than)
+    if age_s is None:
+        raise UsageError(f"--older-than {older_than!r}: not a duration\nwrite for example 12h or 7d")
+    folder, before = state_dir(os.environ), datetime.now(UTC) - timedelta(seconds=age_s)
+    found = [path for path in (ended_runs(folder) if folder.is_dir() else [])[keep:] if _ended_before(path, before)]
+    for path in found:
+        sys.stdout.write(f"{path}\n")
+    if not found or dry_run:
+        tell("no ended run to remove" if not found else f"{_runs(len(found))} would be removed")
+        return
+    if not yes:
+        if not (sys.stdin.isatty() and sys.stderr.isatty()):
+            raise UsageError(f"{_runs(len(found))} would be removed\nadd --yes to remove without a question")
+        typer.confirm(f"Remove {_runs(len(found))}, with their logs?", abort=True, err=True)
+    for path in found:
+        try:
+            remove_run(path)
+        except OSError as error:
+            tell(f"{path}: {error.strerror}: what is left in it is not ours, or not yours to remove")
+
+
+def _runs(count: int) -> str:
+    return f"{count} run{'' if count == 1 else 's'}"
+
+
+def _ended_before(path: Path, moment: datetime) -> bool:
+    """Return whether a run had ended by then. Of a killed run only its start is known."""
+    record = run_at(path).record
+    try:
+        return datetime.fromisoformat(str(record.get("ended") or record.get("started"))) <= moment
+    except (ValueError, TypeError):
+        return False
+
+
+def _status(run: Run) -> Mapping[str, Any]:
+    """Return the status of a live run; empty if it does not answer."""
+    if run.state is RunState.LIVE:
+        with contextlib.suppress(NoSuchRunError), ControlClient(run.path) as client:
+            return client.ask({"do": "status"})
+    return {}
+
+
+def _object(run: Run, status: Mapping[str, Any]) -> dict[str, Any]:
+    step = max((rank.get("step") or 0 for rank in status.get("ranks", ())), default=None)
+    names = ("run_id", "started", "ended", "exit_code", "reason", "world_size", "host", "command")
+    log_dir = None if run.log_dir is None else str(run.log_dir)
+    return {
+        "name": run.name,
+        "state": run.state.value,
+        "phase": status.get("phase"),
+        "step": step,
+        **{name: run.record.get(name) for name in names},
+        "run_dir": str(run.path),
+        "log_dir": log_dir,
+    }
+
+
+def _row(run: Run, status: Mapping[str, Any], now: datetime) -> list[str]:
+    found = _object(run, status)
+    code = found["exit_code"]
+    match run.state:
+        case RunState.ENDED:
+            state = "done" if code == 0 else f"exit code {code}"
+            end = f"{age(found['ended'], now)} ago: {run.why}"
+        case RunState.KILLED:
+            state, end = "killed", f"the agent (pid {run.record.get('pid')}) is gone"
+        case RunState.ELSEWHERE:
+            state, end = f"on {found['host']}", ""
+        case RunState.LIVE:
+            state, end = str(found["phase"] or run.state), ""
+    cells = (
+        run.name,
+        state,
+        f"{age(found['started'], now)} ago",
+        found["world_size"],
+        "" if found["step"] is None else found["step"],
+        end if len(end) <= _WIDTH else f"{end[: _WIDTH - 3]}...",
+    )
+    return [printable(cell) for cell in cells]

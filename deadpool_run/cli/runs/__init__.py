@@ -1,0 +1,1 @@
+"""The runs of this machine, live and ended: their records, logs and journals as users see them."""

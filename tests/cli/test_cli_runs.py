@@ -1,0 +1,234 @@
+"""The commands about runs, live and ended, on records as runs leave them."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from test_cli_app import deadpool, ours
+
+
+def ago(**past):
+    return (datetime.now(UTC) - timedelta(**past)).isoformat(timespec="milliseconds")
+
+
+def gone():
+    """Return the number of a process that has ended."""
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    os.waitpid(pid, 0)
+    return pid
+
+
+@pytest.fixture
+def home(tmp_path):
+    (tmp_path / "state" / "deadpool-run").mkdir(parents=True)
+    return tmp_path
+
+
+@pytest.fixture
+def run(home):
+    """Leave the record of a run, and a file of its logs."""
+
+    def make(name, *, run_id=None, ended=None, **parts):
+        path = home / "state" / "deadpool-run" / name
+        (path / "logs").mkdir(parents=True)
+        (path / "logs" / "stdout.log").write_text("said\n")
+        record = {
+            "schema_version": 1,
+            "run_id": run_id or name,
+            "run_dir": str(path),
+            "log_dir": str(path / "logs"),
+            "pid": gone(),
+            "host": socket.gethostname(),
+            "started": ago(hours=1),
+            "ended": ended,
+            "exit_code": None if ended is None else 1,
+            "reason": None if ended is None else "rank 1 raised\nValueError",
+            "world_size": 2,
+            **parts,
+        }
+        (path / "run.json").write_text(json.dumps(record))
+        return path
+
+    return make
+
+
+def test_runs_are_listed_with_their_ends(home, run):
+    run("oldest", ended=ago(minutes=30), started=ago(hours=9))
+    run("fine", ended=ago(minutes=3), exit_code=0, reason="every rank finished", started=ago(hours=3))
+    run("killed", started=ago(hours=2))
+    run("away", host="elsewhere", started=ago(hours=1))
+    done = deadpool("ls", "--last", "3", env=ours(home))
+    header, *lines = done.stdout.splitlines()
+    assert header.split() == ["RUN", "STATE", "STARTED", "RANKS", "STEP", "END"]
+    assert [line.split()[:2] for line in lines] == [["away", "on"], ["killed", "killed"], ["fine", "done"]]
+    assert " 3m0" in lines[2]
+    assert lines[2].endswith("s ago: every rank finished")
+    assert done.stderr == "deadpool-run: 1 older run is not shown: add --last 4\n"
+    objects = [json.loads(line) for line in deadpool("ls", "--json", env=ours(home)).stdout.splitlines()]
+    assert [each["state"] for each in objects] == ["elsewhere", "killed", "ended", "ended"]
+    assert objects[3]["reason"] == "rank 1 raised\nValueError"
+
+
+def test_the_status_of_an_ended_run_says_when_and_why(home, run):
+    path = run("night", ended=ago(minutes=5))
+    for words in ("--run-id night", f"--run-dir {path}"):
+        done = deadpool("status", *words.split(), env=ours(home))
+        assert (done.returncode, done.stdout) == (4, "")
+        assert "run night ended 5m0" in done.stderr
+        assert "with exit code 1: rank 1 raised ValueError\n" in done.stderr
+        assert f"its logs are in {path / 'logs'}; " in done.stderr
+    of_any = deadpool("status", "--json", env=ours(home))
+    assert "no live run below" in of_any.stderr
+    assert "the last one, night, ended 5m0" in of_any.stderr
+    shown = json.loads(deadpool("status", "--json", "--run-id", "night", env=ours(home)).stdout)
+    assert (shown["health"], shown["run"]["exit_code"]) == ("ended", 1)
+
+
+def test_a_run_is_named_by_its_id_or_its_directory(home, run):
+    run("job-1", run_id="job", ended=ago(minutes=50), started=ago(hours=2))
+    run("job-2", run_id="job", ended=ago(minutes=5), started=ago(hours=1))
+    assert "run job-2 ended" in deadpool("status", "--run-id", "job", env=ours(home)).stderr
+    assert "run job-1 ended" in deadpool("status", "--run-id", "job-1", env=ours(home)).stderr
+    assert "no run 'nope' below" in deadpool("status", "--run-id", "nope", env=ours(home)).stderr
+    both = deadpool("status", "--run-id", "job", "--run-dir", "x", env=ours(home))
+    assert (both.returncode, "exclude each other" in both.stderr) == (2, True)
+
+
+def test_the_logs_of_a_run_are_found_after_its_directory_was_renamed(home, run):
+    path = run("alpha", ended=ago(minutes=5))
+    path.rename(path.with_name("alpha~1"))
+    assert f"its logs are in {path}~1/logs; " in deadpool("status", "--run-id", "alpha~1", env=ours(home)).stderr
+
+
+def test_only_ended_runs_are_removed_and_not_without_a_word(home, run):
+    old, new = run("old", ended=ago(days=3), started=ago(days=4)), run("new", ended=ago(hours=1), started=ago(days=1))
+    away = run("away", host="elsewhere")
+    refused = deadpool("prune", env=ours(home))
+    assert (refused.returncode, refused.stdout.splitlines()) == (2, [str(new), str(old)])
+    assert "add --yes" in refused.stderr
+    assert deadpool("prune", "--dry-run", env=ours(home)).returncode == 0
+    assert all(path.exists() for path in (old, new, away))
+    done = deadpool("prune", "--older-than", "2d", "--yes", env=ours(home))
+    assert (done.returncode, done.stdout) == (0, f"{old}\n")
+    assert [path.exists() for path in (old, new, away)] == [False, True, True]
+    assert deadpool("prune", "--older-than", "soon", env=ours(home)).returncode == 2
+    assert deadpool("prune", "--keep", "1", "--yes", env=ours(home)).stdout == ""
+    assert deadpool("prune", "--yes", env=ours(home)).stdout == f"{new}\n"
+
+
+@pytest.fixture
+def logged(run):
+    """A run with log files of two generations."""
+
+    def make(**parts):
+        path = run("logged", **parts)
+        for where, text in {"0/0/stdout": "a", "0/1/stdout": "b", "0/1/stderr": "c", "1/1/stdout": "d\ne"}.items():
+            file = path / "logs" / f"attempt_{where}.log"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(f"{text}\n")
+        return path
+
+    return make
+
+
+def test_logs_of_all_generations_are_shown(home, logged):
+    logged(ended=ago(minutes=5))
+    line = ("logs", "--run-id", "logged")
+    shown = deadpool(*line, env=ours(home))
+    assert shown.stdout.splitlines() == [
+        "[0 stdout] a",
+        "[1 stderr] c",
+        "[1 stdout] b",
+        "[1:1 stdout] d",
+        "[1:1 stdout] e",
+    ]
+    assert deadpool(*line, "1", "--stream", "out", "-f", env=ours(home)).stdout.splitlines() == ["b", "d", "e"]
+    assert deadpool(*line, "7", env=ours(home)).stderr.startswith("deadpool-run: no log files in ")
+    assert deadpool(*line, "--stream", "x", env=ours(home)).returncode == 2
+
+
+def test_a_journal_is_told_in_words_with_times_of_day(home, run):
+    path = run("told", ended=ago(minutes=5), started="2026-01-02T03:04:05+00:00")
+    lines = [
+        {"format": 2, "settings": {}, "state": None},
+        {"now": 7.5, "event": {"type": "JobSubmitted", "node": "node"}, "effects": [{"type": "StartWorker"}]},
+        {
+            "now": 9.0,
+            "event": {"type": "WorkerExited", "worker": 1, "code": None, "signal": 9},
+            "effects": [{"type": "Announce", "what": "repairing", "reason": "rank 1\nfailed"}, {"type": "Novel"}],
+        },
+        {"dropped": 3, "state": {}},
+        {
+            "now": 9.5,
+            "event": {"type": "WorkerHung", "worker": 2},
+            "effects": [{"type": "ReportIncident", "incident": 1}],
+        },
+    ]
+    (path / "journal.jsonl").write_text("\n".join(map(json.dumps, lines)) + '\n{"now": 9')
+    told = deadpool("events", "--run-id", "told", env=ours(home, TZ="UTC"))
+    assert told.stdout.splitlines() == [
+        "03:04:05.000  the job begins on node node",
+        "03:04:06.500  worker 1 was killed by SIGKILL",
+        "03:04:06.500  repairing: rank 1 failed",
+        "03:04:06.500  (3 entries are missing: the disk had stalled)",
+        "03:04:07.000  worker 2 hangs: ?",
+        "03:04:07.000  a repair ended, which another version of deadpool-run has described",
+    ]
+    objects = [
+        json.loads(line)
+        for line in deadpool("events", "--run-id", "told", "--json", env=ours(home)).stdout.splitlines()
+    ]
+    assert objects[0] | {"effects": []} == {
+        "time": "2026-01-02T03:04:05.000+00:00",
+        "texts": ["the job begins on node node"],
+        **lines[1],
+        "effects": [],
+    }
+    assert deadpool("events", "-f", "--run-id", "told", env=ours(home, TZ="UTC")).stdout == told.stdout
+
+
+def test_waiting_for_a_run_that_has_ended_gives_its_exit_code(home, run):
+    run("ended", ended=ago(minutes=5), exit_code=7)
+    run("killed")
+    run("away", host="elsewhere")
+    done = deadpool("wait", "--run-id", "ended", env=ours(home))
+    assert (done.returncode, done.stdout) == (7, "run ended ended with exit code 7: rank 1 raised ValueError\n")
+    killed = deadpool("wait", "--run-id", "killed", env=ours(home))
+    assert (killed.returncode, "its exit code is not known" in killed.stderr) == (1, True)
+    away = deadpool("wait", "--run-id", "away", env=ours(home))
+    assert (away.returncode, "led by a process on elsewhere" in away.stderr) == (4, True)
+    assert deadpool("wait", "--timeout", "soon", env=ours(home)).returncode == 2
+
+
+def test_a_live_run_is_waited_for_and_stopped(home):
+    environment = {**os.environ, **ours(home)}
+    line = [sys.executable, "-m", "deadpool_run", "--run-id", "live", "--no-python", "/bin/sh", "sleep.sh"]
+    (home / "sleep.sh").write_text("echo up; exec sleep 600\n")
+    with subprocess.Popen(line, env=environment, cwd=home, stdout=subprocess.PIPE, text=True) as launched:
+        try:
+            assert launched.stdout.readline() == "up\n"
+            late = deadpool("wait", "--run-id", "live", "--timeout", "100ms", env=ours(home))
+            assert (late.returncode, late.stderr) == (124, "deadpool-run: run live has not ended within 100ms\n")
+            stopped = deadpool("stop", "--run-id", "live", "--wait", env=ours(home))
+            assert (stopped.returncode, stopped.stdout) == (0, "run live is stopping\n"), stopped.stderr
+            assert launched.wait(30) == 1
+        finally:
+            launched.kill()
+            launched.stdout.close()
+    assert deadpool("wait", env=ours(home)).returncode == 1
+    assert "the job ended with exit code 1: asked to stop" in deadpool("events", env=ours(home)).stdout
+
+
+def test_a_run_id_is_used_again_after_its_run_has_ended(home):
+    line = ("--run-id", "alpha", "--no-python", "/bin/true")
+    first, second = (deadpool(*line, cwd=home, env=ours(home)) for _ in range(2))
+    folder = home / "state" / "deadpool-run"
+    assert (first.returncode, second.returncode) == (0, 0)
+    assert f"are in {folder / 'alpha~1'} now" in second.stderr
+    assert {path.name for path in folder.iterdir()} == {"alpha", "alpha~1"}
