@@ -240,9 +240,9 @@ class LoopMember(RepairParticipant):
         return self.snapshots.copy_thread.settle_version(self.completed)
 
     def _failed_at_end(self) -> bool:
-        """Return whether a peer was lost in the step. On CUDA an aborted collective looks successful until it has run."""
-        if torch.cuda.is_initialized():
-            torch.cuda.current_stream().synchronize()
+        """Return whether a peer was lost in the step. On a device an aborted collective looks successful until it has run."""
+        if self.registry.device is not None:
+            self.registry.device.mark().wait()
             return self.registry.step_failed or self.registry.state is GroupState.DRAINING
         return self.registry.step_failed or self._stopped
 
