@@ -54,7 +54,6 @@ class Group(GroupApi):
 
     def attach(self, inner: EpochGroup, generation: int) -> None:
         """Use these communicators from now on."""
-        self.close_coalescing()
         self.generation = generation
         self._epoch = inner
         self.inner = inner.group

@@ -147,6 +147,8 @@ class Registry(GroupOwner):
         """Drain, and free the communicators of all past epochs; return what could not be ended on the device in time."""
         with self._lock:
             self._drain()
+        for group in self.groups:  # before the wait for an abort, which waits for them
+            group.close_coalescing()
         if unended := self._wait_aborted(time.monotonic() + timeout_s):
             return unended
         with self._lock:
@@ -240,8 +242,6 @@ class Registry(GroupOwner):
         """
         if self.device is not None and self.state is GroupState.ATTACHED and not self.step_failed:
             self._end_in_order(self.device)
-        for group in self.groups:
-            group.close_coalescing()
         self._free_retired(_END_S)
         self.groups.clear()
         self._gloo_device = self._connections = None
