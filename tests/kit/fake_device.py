@@ -39,6 +39,7 @@ from deadpool_run.worker.compat import c10d
 from deadpool_run.worker.device import choose
 from deadpool_run.worker.groups import gloo
 from deadpool_run.worker.groups.collectives import COLLECTIVES
+from kit import fake_ahead
 
 VIOLATIONS_VARIABLE = "FAKE_DEVICE_VIOLATIONS"
 """A file to which violations are appended too: for processes that a test cannot look into."""
@@ -140,6 +141,7 @@ class FakeDevice:
 
     def __init__(self):
         self.violations = []
+        self.launches = 0
         self.capturing = False
         self.inside = lambda: None
         """Called by a thread that is inside of a call: a test can keep it there."""
@@ -194,6 +196,13 @@ class FakeDevice:
 
     def mark(self):
         return self.current.record()
+
+    def run_ahead(self):
+        """Have the main thread's tensor operations run on a stream from now on, for good."""
+        if isinstance(self.current, HostStream):
+            self.current = FakeStream("current")
+            fake_ahead.read_in_order(self.current)
+            fake_ahead.Ahead(self.current).__enter__()
 
     # --- what tests and communicators ask --------------------------------------------------------------------------
 
@@ -396,6 +405,7 @@ class FakeKernel:
         self.inputs = [tensor for _, _, parts in calls for tensor in tensors_in(parts)]
 
     def __call__(self):
+        self.communicator.device.launches += 1
         staged = self.communicator.run(self.calls)
         if staged is None:
             for output in self.outputs:

@@ -11,6 +11,7 @@ from torch import Tensor
 from deadpool_run.errors import RefusedError
 from deadpool_run.vault.status_page import RankEntry
 from deadpool_run.worker.device.backend import DeviceBackend
+from deadpool_run.worker.device.run_ahead import RunAhead
 from deadpool_run.worker.groups.collectives import Collective, Parts
 from deadpool_run.worker.groups.marks import DIFFERENT, Marks
 from deadpool_run.worker.groups.transcript import Transcript
@@ -42,6 +43,9 @@ class GroupOwner(ABC):
     def __init__(self, rank_entry: RankEntry, device: DeviceBackend | None = None) -> None:
         """`device` carries collectives on a device's tensors."""
         self.device = device
+        self.run_ahead = RunAhead(device)
+        self.intact = True
+        """Whether the last step that the host has ended had ended on the device, too, when the drain began."""
         self.step_failed = False
         self.attempt = 0
         """Counts all steps that began, repeated ones too; 0 is set-up. A work belongs to the attempt that issued it."""

@@ -135,12 +135,38 @@ class Registry(GroupOwner):
             self._gloo_device.sever(self._peers)
         self.cancellation.schedule(self.generation)
 
+    def find_failure(self) -> bool:
+        """Start a drain if the device's library has found a failure by itself: such a collective ends, and leaves garbage.
+
+        Return whether groups on the device are drained. Any thread.
+        """
+        device = self.device
+        if device is None or self.state is not GroupState.ATTACHED:
+            return device is not None and self.state is GroupState.DRAINING
+        for group in list(self.groups):
+            channel = group.channel
+            if channel is not None and (found := device.failure(channel.communicator)):
+                with self._lock:
+                    first = group.channel is channel
+                    self._drain()
+                    self.intact = False  # it may have been the last step's
+                if first:
+                    self.on_failure(f"{device.name} reports {found} of the group {group.group_name!r}")
+                return True
+        return False
+
+    def has_ended(self) -> bool:
+        """Wait until the device has ended all steps; return whether it has done so without a failure."""
+        self.run_ahead.end_step(now=True)
+        return not self.find_failure()
+
     def _retire(self, epochs: list[connect.EpochGroup]) -> None:
         """Abort communicators on the device. All are freed later: a callback on one of Gloo's threads must not do that."""
         self._retired += epochs
         channels = [epoch.channel for epoch in epochs if epoch.channel is not None] + self._leaving
         if self.device is not None and channels:
             self.step_failed = True  # before the abort: it is unknown which of the step's collectives that cuts
+            self.intact = self.run_ahead.ended
             self._aborts.append(quiesce(self.device, channels))
 
     def _free_retired(self, timeout_s: float) -> str:
@@ -214,6 +240,7 @@ class Registry(GroupOwner):
                 self._reset_counts()
                 self.state = GroupState.ATTACHED
                 self.step_failed = False
+                self.intact = True
 
     @contextmanager
     def _attempt(
