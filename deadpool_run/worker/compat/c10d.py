@@ -4,7 +4,6 @@ Only the modules of this folder use private names of torch, or read its version:
 tests/worker/compat/test_torch_names.py checks each name in the files of every version.
 """
 
-from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -36,11 +35,6 @@ def plain_group(store: Store, rank: int, size: int, gloo: Any) -> ProcessGroup:
     return group
 
 
-def add_cuda_backend(group: ProcessGroup, nccl: Any) -> None:
-    """Register the group's backend for CUDA tensors."""
-    group._register_backend(torch.device("cuda"), ProcessGroup.BackendType.NCCL, nccl)  # noqa: SLF001
-
-
 def backend_of(group: ProcessGroup, device: torch.device) -> Any:
     """Return the group's backend for tensors of the device."""
     return group._get_backend(device)  # noqa: SLF001
@@ -54,23 +48,6 @@ def start_coalescing(group: ProcessGroup, device: torch.device) -> None:
 def end_coalescing(group: ProcessGroup, device: torch.device) -> Any:
     """Issue the collected operations as one work."""
     return group._end_coalescing(device)  # noqa: SLF001
-
-
-def nccl_options(timeout: timedelta) -> Any:
-    """Return NCCL's options with a timeout, as in torch's init_process_group."""
-    options: Any = dist.ProcessGroupNCCL.Options()
-    options._timeout = timeout  # noqa: SLF001
-    return options
-
-
-def abort_nccl(backends: Sequence[Any]) -> None:
-    """Abort NCCL backends in one NCCL group (ncclGroupStart), so that the aborts become one call."""
-    backends[0]._group_start()  # noqa: SLF001
-    try:
-        for backend in backends:
-            backend.abort()
-    finally:
-        backends[0]._group_end()  # noqa: SLF001
 
 
 def carrier() -> str:

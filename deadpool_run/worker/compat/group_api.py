@@ -14,6 +14,8 @@ import torch.distributed as dist
 from deadpool_run.worker.compat import c10d
 
 BACKEND = "deadpool"
+HOST_ONLY = object()
+"""In place of a library's options, for a group that the script made for CPU tensors only."""
 
 
 def _refusal(what: str, instead: str = "") -> Callable[..., NoReturn]:

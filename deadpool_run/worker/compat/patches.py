@@ -14,9 +14,9 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from deadpool_run.worker.compat.c10d import carrier
-from deadpool_run.worker.compat.group_api import BACKEND, GroupApi
+from deadpool_run.worker.compat.group_api import BACKEND, HOST_ONLY, GroupApi
 
-_INNER_BACKENDS = frozenset({"gloo", "nccl"})
+_INNER_BACKENDS = frozenset({"gloo", "nccl", "nccl2", "nccl-legacy", "nccl-lazy"})
 
 
 def patch() -> None:
@@ -53,7 +53,8 @@ def _new_group(
     kinds = {part.rpartition(":")[2] for part in str(asked).lower().split(",")}
     if kinds <= _INNER_BACKENDS and _is_ours(dist.GroupMember.WORLD):
         asked = dist.Backend(BACKEND)
-        kwargs["backend_options"] = None
+        if kinds == {"gloo"}:
+            kwargs["backend_options"] = HOST_ONLY
     return torch_helper(group_size, group_rank, ranks, asked, *args, **kwargs)
 
 

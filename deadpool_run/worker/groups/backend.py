@@ -7,7 +7,6 @@ from torch.distributed.distributed_c10d import Store
 
 from deadpool_run.worker.compat import patches
 from deadpool_run.worker.compat.group_api import BACKEND
-from deadpool_run.worker.groups import nccl
 from deadpool_run.worker.groups.group import Group
 from deadpool_run.worker.groups.owner import refuse
 from deadpool_run.worker.groups.registry import Registry
@@ -24,8 +23,8 @@ def install(registry: Registry, *, store: Store, prefix: str, attached: bool) ->
     first_time = _current is None
     _current = registry
     registry.place(store, prefix, attached=attached)
-    if nccl.available():
-        nccl.configure()
+    if registry.device is not None:
+        registry.device.configure()
     if first_time and not hasattr(dist.Backend, BACKEND.upper()):
         patches.patch()
         dist.Backend.register_backend(BACKEND, _create, extended_api=True, devices=["cpu", "cuda"])
@@ -43,6 +42,6 @@ def uninstall(registry: Registry) -> None:
     registry.hold = lambda: None
 
 
-def _create(options: Any, _backend_options: Any) -> Group:
+def _create(options: Any, library_options: Any) -> Group:
     assert _current is not None
-    return _current.create(options)
+    return _current.create(options, library_options)

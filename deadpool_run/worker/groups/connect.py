@@ -1,4 +1,4 @@
-"""Connects the groups of one epoch: a rendezvous of all members through the store, then Gloo's connections.
+"""Connects the groups of one epoch: a rendezvous of all members through the store, then Gloo's and the device's connections.
 
 The blocking part runs in a helper thread. If another member dies, the caller is freed at once. The helper ends at the
 latest at the timeout, and frees what it has opened. Members connect only after all of them have announced themselves. So
@@ -24,20 +24,12 @@ from deadpool_run.errors import AttachError, ProtocolError
 from deadpool_run.structs import Untagged
 from deadpool_run.wire import typed
 from deadpool_run.worker.compat import c10d
+from deadpool_run.worker.device.backend import DeviceBackend, GroupSpec
+from deadpool_run.worker.device.channel import Channel, ChannelsEnd, quiesce
 from deadpool_run.worker.groups import gloo
 
 _MARGIN_S = 1.0
 _ALL_CAME = "all"
-
-
-@dataclass(frozen=True, slots=True)
-class GroupSpec:
-    """A group to connect. `ranks` are the world ranks of its members; `rank` is this process's index among them."""
-
-    group: str
-    rank: int
-    ranks: tuple[int, ...]
-    timeout: timedelta
 
 
 class _Member(Untagged):
@@ -52,8 +44,8 @@ class EpochGroup:
     """A group's communicators in one epoch."""
 
     group: ProcessGroup
-    nccl_store: Store
-    """For the NCCL backend, which the first CUDA tensor creates."""
+    channel: Channel | None = None
+    """Its communicator on the device, if there is one."""
 
 
 Source = Store | Callable[[], Store]
@@ -107,10 +99,22 @@ class Rendezvous:
 class ConnectAttempt:
     """One attempt to connect groups. `cancel` frees the caller of `run` at any moment."""
 
-    def __init__(
-        self, device: gloo.Device, rendezvous: Rendezvous, specs: Sequence[GroupSpec], timeout: timedelta
+    def __init__(  # noqa: PLR0913 - two libraries, who and when
+        self,
+        gloo_device: gloo.Device,
+        device: DeviceBackend | None,
+        rendezvous: Rendezvous,
+        specs: Sequence[GroupSpec],
+        timeout: timedelta,
+        *,
+        on_abort: Callable[[ChannelsEnd], None],
     ) -> None:
+        """`on_abort` gets the aborts of communicators on the device that nobody will use."""
+        self._gloo_device = gloo_device
         self._device = device
+        self._place = None if device is None else device.place()  # of the caller's thread
+        self._channels: list[Channel] = []
+        self._on_abort = on_abort
         self._rendezvous = rendezvous
         self._specs = tuple(specs)
         self._timeout_s = timeout.total_seconds()
@@ -148,7 +152,15 @@ class ConnectAttempt:
             is_waiting = self._is_waiting
         if is_waiting:  # in a thread: the store may not answer
             threading.Thread(target=self._end_rendezvous, name="deadpool-attach-cancel", daemon=True).start()
-        self._device.sever(self.peers)
+        self._gloo_device.sever(self.peers)
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Abort what has been connected on the device, or is being connected, on threads of their own."""
+        with self._lock:
+            channels, self._channels = self._channels, []
+        if self._device is not None and channels:
+            self._on_abort(quiesce(self._device, channels))
 
     def _work(self, peers: tuple[gloo.Endpoint, ...] | None) -> None:
         connected: list[EpochGroup] = []
@@ -160,6 +172,8 @@ class ConnectAttempt:
             for spec in self._specs:
                 self._check_time()
                 connected.append(self._connect(store, spec))
+            if self._device is not None:
+                connected = self._connect_device(self._device, c10d.clone_store(store), connected)
         except Exception as caught:  # noqa: BLE001 - handed to the thread that waits
             error = caught
         if store is not None and not isinstance(error, dist.DistNetworkError):  # then the connection is broken
@@ -170,12 +184,14 @@ class ConnectAttempt:
                     self._outcome.set_result(list(connected))
                 else:
                     self._outcome.set_exception(error)
+        if error is not None:
+            self.abandon()
         connected.clear()  # frees what is not wanted: the error's traceback would keep it
 
     def _meet(self, store: Store) -> tuple[gloo.Endpoint, ...]:
         """Announce this process and wait for all members; return the addresses of their devices."""
         prefix, rank, size = self._rendezvous.prefix, self._rendezvous.rank, self._rendezvous.size
-        mine = _Member(self._device.endpoint, [spec.group for spec in self._specs])
+        mine = _Member(self._gloo_device.endpoint, [spec.group for spec in self._specs])
         with self._lock:
             self._check_time()
             self._is_waiting = True
@@ -212,9 +228,33 @@ class ConnectAttempt:
     def _connect(self, store: Store, spec: GroupSpec) -> EpochGroup:
         prefixed = PrefixStore(f"{self._rendezvous.prefix}/{spec.group}", store)
         size = len(spec.ranks)
-        backend = self._device.connect(prefixed, spec.rank, size, connect_timeout=self._left(), timeout=spec.timeout)
-        nccl_store = PrefixStore(f"{self._rendezvous.prefix}/{spec.group}/cuda", self._rendezvous.connections.store)
-        return EpochGroup(c10d.plain_group(prefixed, spec.rank, size, backend), nccl_store)
+        backend = self._gloo_device.connect(
+            prefixed, spec.rank, size, connect_timeout=self._left(), timeout=spec.timeout
+        )
+        return EpochGroup(c10d.plain_group(prefixed, spec.rank, size, backend))
+
+    def _connect_device(self, device: DeviceBackend, store: Store, groups: list[EpochGroup]) -> list[EpochGroup]:
+        """Connect the groups' communicators on the device. Not over a connection to the store that others use.
+
+        A step could not be freed from that: nothing cancels it there, and a peer may be lost before it has begun.
+        """
+        assert self._place is not None
+        connected = []
+        for spec, group in zip(self._specs, groups, strict=True):
+            if not spec.on_device:
+                connected.append(group)
+                continue
+            prefixed = PrefixStore(f"{self._rendezvous.prefix}/{spec.group}/device", store)
+            communicator = device.create(prefixed, spec, self._place)
+            channel = Channel(communicator, device.bind(group.group, communicator))
+            with self._lock:
+                self._channels.append(channel)
+            self._check_time()
+            store.set_timeout(self._left())  # libraries wait for their peers' keys
+            device.connect(communicator, prefixed, spec, self._place, self._left())
+            connected.append(EpochGroup(group.group, channel))
+        store.set_timeout(c10d.STORE_TIMEOUT)
+        return connected
 
     def _left(self) -> timedelta:
         return timedelta(seconds=max(self._deadline - time.monotonic(), 0.001))

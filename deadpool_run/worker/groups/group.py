@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -14,9 +15,10 @@ from deadpool_run.errors import ScriptError
 from deadpool_run.worker.codec import tensors_in
 from deadpool_run.worker.compat import c10d
 from deadpool_run.worker.compat.group_api import GroupApi
-from deadpool_run.worker.groups import nccl
+from deadpool_run.worker.device.backend import DeviceBackend, GroupSpec
+from deadpool_run.worker.device.channel import Channel
 from deadpool_run.worker.groups.collectives import COALESCED, COLLECTIVES, Collective, Parts, answer
-from deadpool_run.worker.groups.connect import EpochGroup, GroupSpec
+from deadpool_run.worker.groups.connect import EpochGroup
 from deadpool_run.worker.groups.owner import ANY_ATTEMPT, GroupOwner
 from deadpool_run.worker.groups.works import FakeWork, GuardedWork, RecordedWork, ThreadedWork
 
@@ -43,9 +45,8 @@ class Group(GroupApi):
         """The registry's generation of communicators; a work belongs to the one on which it was issued."""
         self.destroyed = False
         self._epoch: EpochGroup | None = None
-        self._nccl: Any = None
-        self._nccl_lock = threading.Lock()
-        self._may_see_cuda = nccl.available()
+        self._device: DeviceBackend | None = registry.device if spec.on_device else None
+        self._coalescing = _Coalescing()
         self._name = spec.group
         self._description = "undefined"
 
@@ -55,28 +56,22 @@ class Group(GroupApi):
         """Use these communicators from now on."""
         self.generation = generation
         self._epoch = inner
-        self._nccl = None
         self.inner = inner.group
 
-    def detach(self) -> tuple[EpochGroup | None, Any]:
-        """Give fake results from now on; return the communicators and the NCCL backend, which the caller must free."""
-        with self._nccl_lock:
-            epoch, backend = self._epoch, self._nccl
-            self.inner = self._epoch = self._nccl = None
-        return epoch, backend
+    def detach(self) -> EpochGroup | None:
+        """Give fake results from now on; return the communicators, which the caller must end and free."""
+        epoch, self.inner, self._epoch = self._epoch, None, None
+        return epoch
+
+    @property
+    def channel(self) -> Channel | None:
+        """The communicator on the device, while there is one."""
+        epoch = self._epoch
+        return None if epoch is None else epoch.channel
 
     def uncover(self) -> None:
         """Use the communicators again after a time without `inner`, unless they were detached meanwhile."""
         self.inner = None if self._epoch is None else self._epoch.group
-
-    def _ensure_cuda(self) -> None:
-        if self._nccl is not None:
-            return
-        with self._nccl_lock:
-            epoch = self._epoch
-            if epoch is not None and self._nccl is None:
-                self._nccl = nccl.create(epoch.nccl_store, self.spec)
-                c10d.add_cuda_backend(epoch.group, self._nccl)
 
     # --- collectives -----------------------------------------------------------------------------------------------
 
@@ -108,54 +103,114 @@ class Group(GroupApi):
                 source = entry.source
         return FakeWork(self, collective, parts, source)
 
-    def issue_cuda(self, target: str, collective: Collective, args: Parts, kwargs: dict[str, Any], parts: Parts) -> Any:
-        """Issue on NCCL. Returns NCCL's own work; it counts as waited for at once, because the host never waits for it."""
-        registry = self.registry
-        inner = self.inner
-        if torch.cuda.is_current_stream_capturing():
-            raise ScriptError(
-                f"{collective.name} was called while a CUDA graph is captured: the graph would keep communicators that a repair "
-                "replaces.\nMove collectives out of the graph, or capture it without deadpool_run.init()."
-            )
-        try:
-            self._ensure_cuda()
-            if inner is None:
-                return self.pretend(collective, parts)
-            work = getattr(inner, target)(*args, **kwargs)
-        except RuntimeError as error:
-            registry.failed(error, collective.name, self.generation)
-            return self.pretend(collective, parts)
-        registry.count_waited()
+    def issue_on_device(
+        self, target: str, collective: Collective, args: Parts, kwargs: dict[str, Any], parts: Parts
+    ) -> Any:
+        """Issue on the device. Returns the library's own work, or None; it counts as waited for at once.
+
+        The host never waits for it. A wrapper would lose the stream semantics of its future.
+        """
+        registry, name = self.registry, collective.name
+        assert self._device is not None
+        self._device.check_issue(name)
         recording = registry.recording
-        if recording is None or work is None:
+        outputs = collective.outputs(parts) if recording is not None else []
+        # Before it is issued, whatever comes of it: playback counts calls.
+        entry = None if recording is None else recording.reserve(self._name, name, outputs)
+        channel, started = self._enter()
+        if channel is None:
+            return self.pretend(collective, parts)
+        try:
+            work = getattr(channel.target, target)(*args, **kwargs)
+        except RuntimeError as error:
+            registry.failed(error, name, self.generation, device=self._device)
+            return self.pretend(collective, parts)
+        finally:
+            if started is None:
+                channel.leave()
+        registry.count_waited()
+        if recording is None or entry is None:
             return work
-        outputs = collective.outputs(parts)
-        entry = recording.reserve(self._name, collective.name, outputs)
-        return RecordedWork(work, partial(recording.fill, entry, outputs))
+        fill = partial(recording.fill, entry, outputs)
+        if started is not None:  # not issued yet: the end of the coalescing does that
+            started.fills.append(fill)
+            return work
+        if work is None:  # complete for the current stream, on which `fill` copies
+            fill()
+            return None
+        return RecordedWork(work, fill)
+
+    def _enter(self) -> tuple[Channel | None, "_Started | None"]:
+        """Enter the device's communicator, or be inside that of this thread's coalescing; None while results are fake.
+
+        A coalescing goes on with the communicator on which it began: leaving it half-way would keep all later calls of the
+        thread from being launched.
+        """
+        if (started := self._coalescing.started) is not None:
+            return started.channel, started
+        channel = self.channel if self.inner is not None else None
+        if channel is None or not channel.enter():
+            return None, None
+        return channel, None
 
     def refused_peer(self, collective: Collective, parts: Parts) -> bool:
         """Whether a send or receive names a rank outside the group: Gloo would wait for it until the timeout."""
         return collective.name in {"send", "recv"} and len(parts) > 1 and not 0 <= int(parts[1]) < len(self.spec.ranks)
 
     def _start_coalescing(self, device: torch.device) -> None:
-        if self.inner is None:
+        coalescing = self._coalescing
+        if self._device is None or not self._device.handles(device):
+            coalescing.inner = self.inner
+            if coalescing.inner is None:
+                self.registry.note_fake()
+            else:
+                c10d.start_coalescing(coalescing.inner, device)
+            return
+        channel, _ = self._enter()
+        if channel is None:
             self.registry.note_fake()
             return
-        if device.type == "cuda":
-            self._ensure_cuda()
-        c10d.start_coalescing(self.inner, device)
+        coalescing.started = _Started(channel)
+        c10d.start_coalescing(channel.target, device)
 
     start_coalescing = _start_coalescing
 
     def _end_coalescing(self, device: torch.device) -> Any:
-        if self.inner is None:
+        """End what this thread has started, on the communicator on which it did, even if a drain began meanwhile."""
+        coalescing = self._coalescing
+        started, inner = coalescing.started, coalescing.inner
+        coalescing.started = coalescing.inner = None
+        try:
+            if started is not None:
+                return self._end_on_device(started, device)
+            if inner is not None:
+                return c10d.end_coalescing(inner, device)
             self.registry.note_fake()
-        else:
-            try:
-                return c10d.end_coalescing(self.inner, device)
-            except RuntimeError as error:
-                self.registry.failed(error, COALESCED.name, self.generation)
+        except RuntimeError as error:
+            self.registry.failed(
+                error, COALESCED.name, self.generation, device=None if started is None else self._device
+            )
         return FakeWork(self, COALESCED, (), attempt=ANY_ATTEMPT)  # as torch's own work, which is not checked either
+
+    def close_coalescing(self) -> None:
+        """End a coalescing that an exception of the script has left open in this thread: it would collect all later calls."""
+        started = self._coalescing.started
+        if started is not None and self._device is not None:
+            self._coalescing.started = None
+            with suppress(RuntimeError):
+                self._end_on_device(started, self._device.place())
+
+    def _end_on_device(self, started: "_Started", device: torch.device) -> Any:
+        try:
+            work = c10d.end_coalescing(started.channel.target, device)
+        finally:
+            started.channel.leave()
+        if not started.fills:
+            return work
+        if work is None:
+            started.fill()
+            return None
+        return RecordedWork(work, started.fill)
 
     end_coalescing = _end_coalescing
 
@@ -177,8 +232,8 @@ class Group(GroupApi):
     def _get_backend(self, device: torch.device) -> Any:
         if self.inner is None:
             return c10d.fake_backend(self.spec.rank, len(self.spec.ranks))
-        if device.type == "cuda" and self._may_see_cuda:
-            self._ensure_cuda()
+        if self._device is not None and self._device.handles(device) and (channel := self.channel) is not None:
+            return channel.communicator
         return c10d.backend_of(self.inner, device)
 
     def set_timeout(self, timeout: timedelta) -> None:
@@ -239,8 +294,32 @@ class Group(GroupApi):
         return f"<deadpool group {self._name!r}, rank {self.spec.rank} of {len(self.spec.ranks)}, {state}>"
 
 
-def _on_cuda(parts: Parts) -> bool:
-    return next((tensor.is_cuda for tensor in tensors_in(parts[:2])), False)
+class _Started:
+    """A coalescing on the device, from its start to its end. It stays inside the channel: an abort waits for its end."""
+
+    def __init__(self, channel: Channel) -> None:
+        self.channel = channel
+        self.fills: list[Callable[[], None]] = []
+
+    def fill(self) -> None:
+        """Record what the coalesced collectives received."""
+        for fill in self.fills:
+            fill()
+
+
+class _Coalescing(threading.local):
+    """What a thread has started and not ended yet: libraries keep that for each thread."""
+
+    started: _Started | None = None
+    inner: dist.ProcessGroup | None = None
+
+
+def _is_for(device: DeviceBackend, collective: Collective, parts: Parts) -> bool:
+    """Return whether the device's library carries the collective. A barrier has no tensors, but names a device."""
+    found = next((tensor.device for tensor in tensors_in(parts[:2])), None)
+    if found is None and collective.name == "barrier" and parts:
+        found = parts[0].device
+    return found is not None and device.handles(found)
 
 
 def _method(collective: Collective, target: str) -> Callable[..., Any]:
@@ -257,8 +336,9 @@ def _method(collective: Collective, target: str) -> Callable[..., Any]:
         if inner is None:
             return self.pretend(collective, parts)
         registry.count_issued()
-        if self._may_see_cuda and _on_cuda(parts):
-            return self.issue_cuda(target, collective, args, kwargs, parts)
+        device = self._device
+        if device is not None and _is_for(device, collective, parts):
+            return self.issue_on_device(target, collective, args, kwargs, parts)
         try:
             work = getattr(inner, target)(*args, **kwargs)
         except RuntimeError as error:

@@ -10,6 +10,8 @@ from torch import Tensor
 
 from deadpool_run.errors import RefusedError
 from deadpool_run.vault.status_page import RankEntry
+from deadpool_run.worker.device.backend import DeviceBackend
+from deadpool_run.worker.device.run_ahead import RunAhead
 from deadpool_run.worker.groups.collectives import Collective, Parts
 from deadpool_run.worker.groups.marks import DIFFERENT, Marks
 from deadpool_run.worker.groups.transcript import Transcript
@@ -38,7 +40,12 @@ class GroupOwner(ABC):
     `recording` and `playback`: at most one is set.
     """
 
-    def __init__(self, rank_entry: RankEntry) -> None:
+    def __init__(self, rank_entry: RankEntry, device: DeviceBackend | None = None) -> None:
+        """`device` carries collectives on a device's tensors."""
+        self.device = device
+        self.run_ahead = RunAhead(device)
+        self.intact = True
+        """Whether the last step that the host has ended had ended on the device, too, when the drain began."""
         self.step_failed = False
         self.attempt = 0
         """Counts all steps that began, repeated ones too; 0 is set-up. A work belongs to the attempt that issued it."""
@@ -106,10 +113,19 @@ class GroupOwner(ABC):
         self.hold()
 
     @abstractmethod
-    def failed(self, error: RuntimeError, what: str, generation: int, *, may_time_out: bool = False) -> None:
+    def failed(
+        self,
+        error: RuntimeError,
+        what: str,
+        generation: int,
+        *,
+        may_time_out: bool = False,
+        device: DeviceBackend | None = None,
+    ) -> None:
         """Start a drain if `error` is the failure of a peer, else raise it. `may_time_out`: a timeout is the user's error.
 
-        A failure on communicators of an older generation says nothing about the present ones.
+        `device` has raised the error; None: Gloo. A failure on communicators of an older generation says nothing about the
+        present ones.
         """
 
     @abstractmethod

@@ -5,6 +5,7 @@ results are fake, nothing blocks, nothing raises) -> ATTACHED in the next epoch.
 """
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -16,7 +17,11 @@ from torch.distributed.distributed_c10d import Store
 
 from deadpool_run.errors import AttachError
 from deadpool_run.vault.status_page import RankEntry
-from deadpool_run.worker.groups import connect, gloo, nccl
+from deadpool_run.worker.compat.group_api import HOST_ONLY
+from deadpool_run.worker.device.backend import DeviceBackend, GroupSpec
+from deadpool_run.worker.device.channel import Channel, ChannelsEnd, quiesce, release, shut_down
+from deadpool_run.worker.device.choose import device_backend
+from deadpool_run.worker.groups import connect, gloo
 from deadpool_run.worker.groups.group import Group
 from deadpool_run.worker.groups.owner import GroupOwner
 from deadpool_run.worker.groups.transcript import Transcript
@@ -24,6 +29,8 @@ from deadpool_run.worker.groups.transcript import Transcript
 _FREE_S = 1.0
 """Wait up to this long until old communicators are freed. Gloo's threads end at once, unless one is stuck in a message
 that was cut in the middle."""
+_END_S = 10.0
+"""At the end, wait up to this long for collectives on the device, and for the end of its communicators."""
 _LOST_MEANWHILE = "another member was lost while communicators were being connected"
 
 
@@ -45,14 +52,14 @@ class Registry(GroupOwner):
 
         `timeout` is that of the user's collectives; None: as passed to `init_process_group`.
         """
-        super().__init__(rank_entry)
+        super().__init__(rank_entry, device_backend())
         self.state = GroupState.REHEARSING
         self.groups: list[Group] = []
         self.generation = 1
         self.on_failure = on_failure
         self._timeout = timeout
         self._lock = threading.RLock()
-        self._device: gloo.Device | None = None
+        self._gloo_device: gloo.Device | None = None
         self._rendezvous: connect.Rendezvous | None = None
         self._connections: connect.GroupConnections | None = None
         self._prefix = ""
@@ -60,6 +67,8 @@ class Registry(GroupOwner):
         self._peers: tuple[gloo.Endpoint, ...] | None = None
         self._connecting: connect.ConnectAttempt | None = None
         self._retired: list[connect.EpochGroup] = []
+        self._leaving: list[Channel] = []  # of groups that the script destroys just now
+        self._aborts: list[ChannelsEnd] = []
 
     @contextmanager
     def answered_by(self, group: Group, transcript: Transcript) -> Iterator[None]:
@@ -88,13 +97,22 @@ class Registry(GroupOwner):
                 self._connecting.cancel(_LOST_MEANWHILE)
             self._drain()
 
-    def failed(self, error: RuntimeError, what: str, generation: int, *, may_time_out: bool = False) -> None:
+    def failed(
+        self,
+        error: RuntimeError,
+        what: str,
+        generation: int,
+        *,
+        may_time_out: bool = False,
+        device: DeviceBackend | None = None,
+    ) -> None:
         """See `GroupOwner.failed`."""
+        is_peer_failure = gloo.is_peer_failure if device is None else device.is_peer_failure
         try:
             with self._lock:
                 first = self.state is GroupState.ATTACHED and generation == self.generation
                 if first:
-                    if not gloo.is_peer_failure(error) or (may_time_out and not gloo.is_broken(error)):
+                    if not is_peer_failure(error) or (may_time_out and not gloo.is_broken(error)):
                         raise error
                     self._drain()
                 self.step_failed = True
@@ -111,22 +129,68 @@ class Registry(GroupOwner):
         if self.state is not GroupState.ATTACHED:
             return
         self.state = GroupState.DRAINING
-        detached = [group.detach() for group in self.groups]
-        # Freed later by `_free_retired`: a callback on one of Gloo's threads must not free them.
-        self._retired += [inner for inner, _ in detached if inner is not None]
-        if nccl_backends := [backend for _, backend in detached if backend is not None]:
-            self.step_failed = True  # on CUDA it is unknown which of the step's collectives the abort has cut
-            nccl.abort_all(nccl_backends)
-        if self._device is not None and self._peers is not None:
-            self._device.sever(self._peers)
+        detached = [epoch for group in self.groups if (epoch := group.detach()) is not None]
+        self._retire(detached)
+        if self._gloo_device is not None and self._peers is not None:
+            self._gloo_device.sever(self._peers)
         self.cancellation.schedule(self.generation)
 
-    def _free_retired(self) -> None:
-        """Drain, and free the communicators of all past epochs."""
+    def find_failure(self) -> bool:
+        """Start a drain if the device's library has found a failure by itself: such a collective ends, and leaves garbage.
+
+        Return whether groups on the device are drained. Any thread.
+        """
+        device = self.device
+        if device is None or self.state is not GroupState.ATTACHED:
+            return device is not None and self.state is GroupState.DRAINING
+        for group in list(self.groups):
+            channel = group.channel
+            if channel is not None and (found := device.failure(channel.communicator)):
+                with self._lock:
+                    first = group.channel is channel
+                    self._drain()
+                    self.intact = False  # it may have been the last step's
+                if first:
+                    self.on_failure(f"{device.name} reports {found} of the group {group.group_name!r}")
+                return True
+        return False
+
+    def has_ended(self) -> bool:
+        """Wait until the device has ended all steps; return whether it has done so without a failure."""
+        self.run_ahead.end_step(now=True)
+        return not self.find_failure()
+
+    def _retire(self, epochs: list[connect.EpochGroup]) -> None:
+        """Abort communicators on the device. All are freed later: a callback on one of Gloo's threads must not do that."""
+        self._retired += epochs
+        channels = [epoch.channel for epoch in epochs if epoch.channel is not None] + self._leaving
+        if self.device is not None and channels:
+            self.step_failed = True  # before the abort: it is unknown which of the step's collectives that cuts
+            self.intact = self.run_ahead.ended
+            self._aborts.append(quiesce(self.device, channels))
+
+    def _free_retired(self, timeout_s: float) -> str:
+        """Drain, and free the communicators of all past epochs; return what could not be ended on the device in time."""
         with self._lock:
             self._drain()
+        for group in self.groups:  # before the wait for an abort, which waits for them
+            group.close_coalescing()
+        if unended := self._wait_aborted(time.monotonic() + timeout_s):
+            return unended
+        with self._lock:
             retired, self._retired = self._retired, []
         self._free(retired)
+        return ""
+
+    def _wait_aborted(self, deadline: float) -> str:
+        """Wait until all communicators on the device are aborted, and free them then; return what failed or is late."""
+        aborts = list(self._aborts)
+        for abort in aborts:
+            if unended := abort.wait(deadline):
+                return unended
+        channels = [channel for abort in aborts for channel in abort.channels]
+        del self._aborts[: len(aborts)]
+        return release(self.device, channels).wait(deadline) if self.device is not None else ""
 
     def _free(self, inners: list[Any]) -> None:
         """Free communicators in another thread, which joins Gloo's threads, and wait a limited time for it.
@@ -158,7 +222,8 @@ class Registry(GroupOwner):
         `store` is the same object as the last time, unless the store has moved. `cancelled` is read once, when `abort` can
         already interrupt this, so that no loss is missed. On `AttachError` the groups stay fake.
         """
-        self._free_retired()
+        if unended := self._free_retired(timeout.total_seconds()):
+            raise AttachError(f"communicators of the last epoch are not free: {unended}")
         rendezvous = self._open(store, prefix)
         groups = list(self.groups)
         with self._attempt(rendezvous, [group.spec for group in groups], timeout) as attempt:
@@ -175,35 +240,59 @@ class Registry(GroupOwner):
                 self._reset_counts()
                 self.state = GroupState.ATTACHED
                 self.step_failed = False
+                self.intact = True
 
     @contextmanager
     def _attempt(
-        self, rendezvous: connect.Rendezvous, specs: list[connect.GroupSpec], timeout: timedelta
+        self, rendezvous: connect.Rendezvous, specs: list[GroupSpec], timeout: timedelta
     ) -> Iterator[connect.ConnectAttempt]:
         """Yield an attempt to connect groups, which `abort` cancels."""
-        self._device = self._device or gloo.Device()
-        attempt = connect.ConnectAttempt(self._device, rendezvous, specs, timeout)
+        self._gloo_device = self._gloo_device or gloo.Device()
+        attempt = connect.ConnectAttempt(
+            self._gloo_device, self.device, rendezvous, specs, timeout, on_abort=self._aborts.append
+        )
         with self._lock:
             self._connecting = attempt
         try:
             yield attempt
+        except AttachError:
+            attempt.abandon()  # if it was cancelled when it had connected all
+            raise
         finally:
             with self._lock:
                 self._connecting = None
 
     def shut_down(self) -> None:
-        """Free every communicator, at the end of the process or the job; later results are fake."""
-        self._free_retired()
+        """Free every communicator, at the end of the process or the job; later results are fake.
+
+        On the device, collectives that run are brought to their end: a peer may need our part of them.
+        """
+        if self.device is not None and self.state is GroupState.ATTACHED and not self.step_failed:
+            self._end_in_order(self.device)
+        self._free_retired(_END_S)
         self.groups.clear()
-        self._device = self._connections = None
+        self._gloo_device = self._connections = None
+
+    def _end_in_order(self, device: DeviceBackend) -> None:
+        channels = [channel for group in self.groups if (channel := group.channel) is not None]
+        if channels and device.mark().wait(_END_S):
+            shut_down(device, channels).wait(time.monotonic() + _END_S)  # what is late is aborted
 
     # --- groups ----------------------------------------------------------------------------------------------------
 
-    def create(self, options: Any) -> Group:
-        """Create a group; `options` are torch's `_DistributedBackendOptions`."""
+    def create(self, options: Any, library_options: Any = None) -> Group:
+        """Create a group; `options` are torch's `_DistributedBackendOptions`, the others those of the device's library."""
         world = not options.global_ranks_in_group
         ranks = tuple(options.global_ranks_in_group) or tuple(range(options.group_size))
-        spec = connect.GroupSpec(options.group_id, options.group_rank, ranks, self._timeout or options.timeout)
+        on_device = library_options is not HOST_ONLY
+        spec = GroupSpec(
+            options.group_id,
+            options.group_rank,
+            ranks,
+            self._timeout or options.timeout,
+            on_device=on_device,
+            options=library_options if on_device else None,
+        )
         group = Group(self, spec)
         if world:
             assert self._connections is not None
@@ -217,10 +306,10 @@ class Registry(GroupOwner):
             if inner is not None and self.state is GroupState.ATTACHED:
                 group.attach(inner, self.generation)
             elif inner is not None:  # a drain began meanwhile
-                self._retired.append(inner)
+                self._retire([inner])
         return group
 
-    def _connect_one(self, spec: connect.GroupSpec, *, world: bool) -> connect.EpochGroup | None:
+    def _connect_one(self, spec: GroupSpec, *, world: bool) -> connect.EpochGroup | None:
         """Connect a new group in the current epoch; None if a peer was lost, which starts a drain.
 
         Raises `AttachError` for the world's own group: without it there is nothing to drain.
@@ -249,12 +338,17 @@ class Registry(GroupOwner):
         with self._lock:
             if group in self.groups:
                 self.groups.remove(group)
-            inner, backend = group.detach()
-            inners = [inner]
-            del inner  # so that the last reference is the list's
+            inners = [group.detach()]
+            channel = None if inners[0] is None else inners[0].channel
+            if channel is not None:
+                self._leaving.append(channel)  # until it has ended, a drain can still abort it
+        if channel is not None:
+            assert self.device is not None
+            end = shut_down(self.device, [channel])
+            end.wait(time.monotonic() + group.spec.timeout.total_seconds())
+            with self._lock:
+                self._leaving.remove(channel)
         self._free(inners)
-        if backend is not None:
-            backend.shutdown()
 
     def place(self, store: Store, prefix: str, *, attached: bool) -> None:
         """Set where groups created from now on meet, and whether they connect."""

@@ -16,7 +16,6 @@ from deadpool_run.worker.compat import c10d
 from deadpool_run.worker.compat.modules import has_buckets, local
 from deadpool_run.worker.groups import backend
 from deadpool_run.worker.groups.ddp_buckets import LateBuckets
-from deadpool_run.worker.groups.registry import GroupState
 from deadpool_run.worker.groups.rehearsal import REHEARSAL_STEPS
 from deadpool_run.worker.groups.transcript import Transcript
 from deadpool_run.worker.loop.repair import RepairParticipant
@@ -240,11 +239,10 @@ class LoopMember(RepairParticipant):
         return self.snapshots.copy_thread.settle_version(self.completed)
 
     def _failed_at_end(self) -> bool:
-        """Return whether a peer was lost in the step. On CUDA an aborted collective looks successful until it has run."""
-        if torch.cuda.is_initialized():
-            torch.cuda.current_stream().synchronize()
-            return self.registry.step_failed or self.registry.state is GroupState.DRAINING
-        return self.registry.step_failed or self._stopped
+        """Return whether a peer is known to be lost in the step. On a device that may show when the next step ends."""
+        now = self.completed < REHEARSAL_STEPS or self.practising or self.trial.stage is not Trial.Stage.OVER
+        self.registry.run_ahead.end_step(now=now)
+        return self.registry.find_failure() or self.registry.step_failed or self._stopped
 
     def _complete(self) -> None:
         now = time.monotonic_ns()
@@ -383,6 +381,8 @@ class LoopMember(RepairParticipant):
     def finish(self) -> bool:
         """Wait until every rank's last snapshot is committed; False if a repair is needed first."""
         self._seal()
+        if not self.registry.has_ended():
+            return False
         # Don't cancel the capture: a skipped version is never committed, even if it is captured later.
         self.snapshots.wait(cancel_pending=False)
         if self.completed not in self.snapshots.held():

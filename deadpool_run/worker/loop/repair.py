@@ -68,7 +68,7 @@ class RepairParticipant:
             on_skip=lambda version, no_memory: self._link.send(ev.CaptureSkipped(THIS_WORKER, version, no_memory)),
             on_captured=self._on_captured,
             interval=session.capture_interval,
-            interrupted=lambda: self.interrupted,
+            interrupted=lambda: self.interrupted or self.registry.find_failure(),
             wrappers=self._wrappers,
             workers=session.workers,
         )
@@ -170,6 +170,8 @@ class RepairParticipant:
     def repair(self) -> None:
         """Take part in the repair, drained, until this member is attached again."""
         self._rank_entry.phase = Phase.DRAINED
+        if not self.registry.intact:
+            self._live = None  # the device had not ended the last completed step
         self._negotiate(self._link.orders.wait_newer(self._epoch), has_state=True)
 
     def join(self) -> None:

@@ -12,7 +12,8 @@ _PASS_ON = frozenset(
     for name in (
         "worker/compat/c10d",
         "worker/compat/patches",
-        *(f"worker/groups/{part}" for part in ("backend", "collectives", "gloo", "group", "nccl", "registry", "works")),
+        *(f"worker/device/{part}" for part in ("channel", "nccl")),
+        *(f"worker/groups/{part}" for part in ("backend", "collectives", "gloo", "group", "registry", "works")),
         "worker/loop/batches",
         "worker/process/bootstrap",
         *(f"integrations/{part}" for part in ("accelerate", "driver", "huggingface", "lightning", "seekable")),

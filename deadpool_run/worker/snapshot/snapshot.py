@@ -25,6 +25,8 @@ from deadpool_run.vault.headroom import Growth
 from deadpool_run.vault.segments import SlotRole
 from deadpool_run.vault.status_page import EMPTY, StatusPage
 from deadpool_run.worker.compat.modules import has_buckets, local
+from deadpool_run.worker.device.backend import Mark
+from deadpool_run.worker.device.choose import device_backend
 from deadpool_run.worker.groups import ddp_buckets
 from deadpool_run.worker.groups.registry import Registry
 from deadpool_run.worker.groups.rehearsal import REHEARSAL_STEPS
@@ -79,6 +81,8 @@ class Snapshots:
         self._buffers = BufferCopies()
         self._plan: CapturePlan | None = None
         self._copy_of: Version | None = None
+        self._device = device_backend()
+        self._mark: Mark | None = None
         self._ended = False
         self.values: dict[str, Any] = {}
         """Our own copy of the small state."""
@@ -296,6 +300,8 @@ class Snapshots:
             if registry is not None:
                 self._replay_buckets(registry)
             self._put_rest(values)
+        if self._device is not None:
+            self._device.mark().wait()
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()
         put_rng(values["rng"])
@@ -339,6 +345,8 @@ class Snapshots:
             self._ended = plan is not None and all(
                 torch.cuda.current_stream(device).query() for device in plan.cuda_devices
             )
+            self._mark = None if self._device is None else self._device.mark()
+            self._ended &= self._mark is None or self._mark.passed()
             parameters = self.protected.parameters().values() if plan is None else plan.parameters
             self._buffers.take(self.protected)
             self.values = self.protected.take(self._stepped)
@@ -366,7 +374,8 @@ class Snapshots:
             values=self.values,
             write_counts=self._write_counts,
             ready=tuple(torch.cuda.current_stream(device).record_event() for device in plan.cuda_devices),
-            ended=self._ended or not plan.cuda_devices,
+            mark=self._mark,
+            ended=self._ended or not (plan.cuda_devices or self._mark),
         )
 
     def _memory_of(self, version: Version) -> SlotMemory:

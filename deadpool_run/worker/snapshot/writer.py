@@ -15,6 +15,7 @@ from deadpool_run.vault.segments import SegmentState, SlotHeader, SlotRole
 from deadpool_run.wire.typed import to_json
 from deadpool_run.worker.codec import TreeWriter
 from deadpool_run.worker.compat.modules import local
+from deadpool_run.worker.device.backend import Mark
 from deadpool_run.worker.snapshot.plan import CapturePlan, lay_out
 from deadpool_run.worker.snapshot.slot_memory import SlotMemory, copy_each
 from deadpool_run.worker.state.optimizers import NO_PLAIN, Tracked
@@ -34,6 +35,8 @@ class StateCapture:
     """`plan.write_counts()` when the step ended."""
     ready: tuple[torch.cuda.Event, ...]
     """Recorded on the streams that the script used when the step ended; empty without CUDA."""
+    mark: Mark | None
+    """Of the device that carries collectives, when the step ended."""
     ended: bool
     """Whether the step's kernels had ended by then: a later interruption cannot have made their results wrong."""
 
@@ -58,6 +61,8 @@ class Writer:
         targets = plan.targets(memory) + [memory.view(entry) for entry in value_entries]
         for event in capture.ready:
             event.synchronize()
+        if capture.mark is not None:
+            capture.mark.wait()
         if not capture.ended and self.interrupted():
             return False  # kernels of the step may have read the output of an aborted collective
         self._copy(targets, plan.sources + [local(t) for t in tree.tensors])

@@ -11,6 +11,7 @@ import hashlib
 import json
 import random
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -41,6 +42,7 @@ def parse_arguments():
     parser.add_argument("--astray", choices=["", *astray.KINDS], default="", help="how it reacts to empty answers")
     parser.add_argument("--astray-rank", type=int, default=-1, help="which rank does; all, if none is named")
     parser.add_argument("--least-ms", type=int, default=0, help="how long a step takes at least")
+    parser.add_argument("--quiet-from", type=int, default=1 << 30, help="step from which on no state is told: it waits")
     return parser.parse_args()
 
 
@@ -75,6 +77,30 @@ def spoil(training):
     flat[0] = torch.nextafter(flat[0], flat[0] + 1)
 
 
+AHEAD = 4
+"""The step from which on the host runs ahead: before that, torch reads a CPU tensor's memory directly, to compare shapes."""
+
+
+def fake_device():
+    """Have collectives run on a device with NCCL's semantics."""
+    sys.path.insert(0, str(Path(__file__).parents[2]))
+    from kit import fake_device as fake  # noqa: PLC0415 - only here
+
+    return fake.use()
+
+
+def go_ahead(device, index):
+    """Have the host run ahead of the device from a step on."""
+    if index >= AHEAD and os.environ.get("FAKE_DEVICE") == "ahead":
+        device.run_ahead()
+
+
+def tell_state(training, version, quiet_from):
+    """Tell the state, which waits for the device."""
+    if version < quiet_from:
+        tell("state", version=version, digest=digest(training))
+
+
 class Attempts(set):
     """Steps that were begun. Snapshots keep no container with slots: it is not restored before a step is repeated."""
 
@@ -88,6 +114,7 @@ def main():
     replacement = os.environ.get("DEADPOOL_REPLACEMENT") == "1"
     faulthandler.register(signal.SIGUSR2)  # the test asks where a worker is that makes no progress
     ahead = os.environ.get("DEADPOOL_PREPARING") == "1"  # a spare without a rank: it holds one from its first true step
+    device = fake_device() if os.environ.get("FAKE_DEVICE") else None
     tell("prepare" if ahead else "start", replacement=replacement)
     if replacement and args.hold_replacements:
         os.read(os.open(args.flags / "release", os.O_RDONLY), 1)
@@ -123,10 +150,11 @@ def main():
             first_time = step.index not in begun
             begun.add(step.index)
             # A step lasts until the loop asks for the next one: here, always, is the state of this version.
-            tell("state", version=step.index, digest=digest(training))
+            tell_state(training, step.index, args.quiet_from)
             if step.index == args.hold and first_time and not replacement and faults.rank == 0:
                 tell("held", version=step.index)
                 os.read(os.open(args.flags / "release", os.O_RDONLY), 1)
+            go_ahead(device, step.index)
         faults.begin_step(step.index, rehearsing=rehearsing)
         faults.reach("before")
         if args.astray:
@@ -140,6 +168,7 @@ def main():
         training.between()
         faults.reach("between")
     tell("state", version=args.steps, digest=digest(training))
+    tell("device", launches=getattr(device, "launches", 0))
     faults.reach("end")
     tell("end")
 

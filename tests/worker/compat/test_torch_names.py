@@ -88,8 +88,6 @@ NAMES = {
     "_global_optimizer_post_hooks": [OPTIMIZER_HOOKS],
     "_global_optimizer_pre_hooks": [OPTIMIZER_HOOKS],
     "_global_parameter_registration_hooks": [MODULE_HOOKS],
-    "_group_end": [_stub("ProcessGroupNCCL")],
-    "_group_start": [_stub("ProcessGroupNCCL")],
     "_has_rebuilt_buckets": [Place("torch/nn/parallel/distributed.py", "DistributedDataParallel")],
     "_is_view": [Place("torch/_C/__init__.pyi", "TensorBase")],
     "_iterator": [Place("torch/utils/data/dataloader.py", "DataLoader")],
@@ -114,6 +112,7 @@ NAMES = {
     "_start_coalescing": [_stub("ProcessGroup")],
     "_state_ctx": [Place(f"{FSDP}_fsdp_state.py", "FSDPState")],
     "_store_based_barrier": [C10D],
+    "_symmetric_memory": [_file("torch/distributed/_symmetric_memory/__init__.py")],
     "_tensor_to_object": [C10D],
     "_threads": [_bound("ProcessGroupGloo._Options")],
     "_timeout": [_stub("Options")],
@@ -124,6 +123,12 @@ NAMES = {
 """Every private name in the compat modules. The keys are compared with those modules' text."""
 
 UNDOCUMENTED = {
+    "ProcessGroupNCCL2": [Place(STUB, since=(2, 15))],
+    "ReconfigureOptions": [Place(STUB, since=(2, 15))],
+    "eager_connect_single_device": [_stub("Backend")],
+    "get_error": [_stub("Backend")],
+    "get_reconfigure_handle": [_stub("Backend", (2, 15))],
+    "is_high_priority_stream": [_stub("ProcessGroupNCCL")],
     "FsspecWriter": [Place("torch/distributed/checkpoint/_fsspec_filesystem.py")],
     "TorchDispatchMode": [Place("torch/utils/_python_dispatch.py")],
     "add": [Place("torch/_dynamo/trace_rules.py")],

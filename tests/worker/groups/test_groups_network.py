@@ -81,7 +81,7 @@ def outlives_a_host(member, name, ready, vanished, replaced):
     member.start(timeout=LONG)
     for blocking in (reduces_over_and_over, exchanges_short_messages):
         blocking.registry = member.registry
-    here, peers = member.registry._device.endpoint, member.registry._peers
+    here, peers = member.registry._gloo_device.endpoint, member.registry._peers
     assert here == (os.environ["DEADPOOL_NODE_ADDR"], here[1])
     assert peers[member.rank] == here
     member.meet("ready")

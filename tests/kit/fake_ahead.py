@@ -1,0 +1,80 @@
+"""Lets the host run ahead of the fake device: tensor operations are given to a stream, and the host goes on at once.
+
+An operation that returns new tensors runs twice: at once, on whatever its inputs hold by then, so that the host knows the
+shape, and in its turn on the stream, where its result is copied over that. Operations that change only what the host knows
+of a tensor (views) run at once. Whatever the host reads (`item`, `tolist`, `numpy`) waits for the stream, as on a GPU.
+"""
+
+import torch
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+_AT_ONCE = {"resize_", "set_", "_resize_output_", "record_stream", "lift_fresh", "lift_fresh_copy", "detach_"}
+
+
+class Ahead(TorchDispatchMode):
+    """Of the thread that enters it: the main thread. Backward of CPU tensors runs there, too."""
+
+    def __init__(self, stream):
+        super().__init__()
+        self._stream = stream
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        schema = func._schema
+        tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        name = schema.name.partition("::")[2]
+        if not tensors or name in _AT_ONCE or _is_view(schema):
+            return func(*args, **kwargs)
+        if torch.Tag.nondeterministic_seeded in func.tags or not all(map(_is_tensors, schema.returns)):
+            self._stream.record().wait()
+            return func(*args, **kwargs)
+        # Of the same memory, with a counter of writes of its own: the host has counted.
+        args, kwargs = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.data, (args, kwargs))
+        if schema.is_mutable:
+            self._stream.enqueue(lambda: func(*args, **kwargs))
+            return _written(schema, args, kwargs, tensors)
+        result = func(*args, **kwargs)
+        outputs = [leaf.data for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+
+        def again():
+            found = [leaf for leaf in pytree.tree_leaves(func(*args, **kwargs)) if isinstance(leaf, torch.Tensor)]
+            for output, value in zip(outputs, found, strict=True):
+                output.copy_(value)
+
+        self._stream.enqueue(again)
+        return result
+
+
+def read_in_order(stream):
+    """Have the host wait for the stream where it reads a tensor's memory without an operation."""
+    for name in ("numpy", "tolist", "__array__"):
+        plain = getattr(torch.Tensor, name)
+
+        def waiting(self, *args, _plain=plain, **kwargs):
+            stream.record().wait()
+            return _plain(self, *args, **kwargs)
+
+        setattr(torch.Tensor, name, waiting)
+
+
+def _is_view(schema):
+    return any(each.alias_info is not None and not each.alias_info.is_write for each in schema.returns)
+
+
+def _is_tensors(returned):
+    return "Tensor" in str(returned.type)
+
+
+def _written(schema, args, kwargs, tensors):
+    """Return the arguments that the operation returns: those that it writes, in order."""
+    if not schema.returns:
+        return None
+    by_name = dict(zip((argument.name for argument in schema.arguments), args, strict=False)) | kwargs
+    originals = {tensor.data_ptr(): tensor for tensor in tensors}
+    written = [
+        pytree.tree_map_only(torch.Tensor, lambda alias: originals.get(alias.data_ptr(), alias), by_name[argument.name])
+        for argument in schema.arguments
+        if argument.alias_info is not None and argument.alias_info.is_write and argument.name in by_name
+    ]
+    return written[0] if len(schema.returns) == 1 else tuple(written)

@@ -1,0 +1,56 @@
+"""A rank dies in a loop whose collectives run on a device with NCCL's semantics, wherever it may be in a step.
+
+Every state is that of an unfailed run over Gloo: a commit of what an abort has spoilt would show as NaN. And no process does
+anything that NCCL forbids.
+"""
+
+import pytest
+from kit.choice import often
+from kit.fake_device import VIOLATIONS_VARIABLE
+
+PLACES = {
+    "forward": "at=forward,n=1",
+    "backward": "at=backward,n=1",
+    "collective issued": "at=collective,n=1",
+    "optimizer": "at=optimizer,n=3",
+    "capture": "at=after",
+    "between": "at=between",
+}
+LAYOUTS = ("ddp-full", "fsdp", "hsdp", "tp", "pp")
+USUAL = {"ddp-full", "pp"}
+"""The one with most collectives beside backward, and the one that coalesces."""
+STEPS = 22
+
+
+@pytest.mark.parametrize("layout", often(LAYOUTS, USUAL))
+def test_a_death_in_every_phase_of_a_loop_on_a_device(cluster, reference, layout, tmp_path):
+    violations = tmp_path / "violations"
+    deaths = [
+        (number % 4, f"rank={number % 4},step={3 + 3 * number},{at}") for number, at in enumerate(PLACES.values())
+    ]
+    words = [word for _, text in deaths for word in ("--die", text)]
+    env = {"FAKE_DEVICE": "1", VIOLATIONS_VARIABLE: str(violations)}
+    job = cluster("--layout", layout, "--steps", str(STEPS), *words, env=env)
+    job.check_repaired(reference(layout, STEPS), [rank for rank, _ in deaths])
+    assert len(job.account.of("dying")) == len(deaths)
+    assert all(told["launches"] >= STEPS for told in job.account.of("device"))
+    assert len(job.account.of("device")) == 4
+    assert not violations.exists(), violations.read_text(encoding="utf-8")
+
+
+AHEAD = 4
+"""The step from which on the host runs ahead, and tells no states: it would wait for the device."""
+
+
+@pytest.mark.parametrize(
+    "fault", ["at=collective,n=1", "at=collective,n=1,how=sigstop", *often(["at=optimizer,n=3,how=sigstop"], set())]
+)
+def test_a_death_while_the_host_runs_ahead_of_the_device(cluster, reference, fault, tmp_path):
+    """Stopped rather than dead, a peer leaves the survivors' hosts the time to end the step that its loss voids."""
+    violations = tmp_path / "violations"
+    words = ("--layout", "ddp", "--steps", "14", "--quiet-from", str(AHEAD), "--die", f"rank=2,step=7,{fault}")
+    env = {"FAKE_DEVICE": "ahead", VIOLATIONS_VARIABLE: str(violations)}
+    job = cluster(*words, env=env, options=("--hang-timeout", "2"))
+    told = {(rank, version): state for (rank, version), state in reference("ddp", 14).items()}
+    job.check_repaired({where: told[where] for where in told if where[1] < AHEAD or where[1] == 14}, [2])
+    assert not violations.exists(), violations.read_text(encoding="utf-8")
