@@ -15,6 +15,7 @@ PYTHON ?= python3
 VENV ?= .venv
 TORCH ?=
 TORCH_INDEX ?=
+CUDA_TORCH ?= 2.15.0
 TORCH_VERSIONS ?= 2.13.0 2.14.1 2.15.0
 BENCH ?=
 JOBS ?= 2
@@ -33,7 +34,7 @@ SOURCES := deadpool_run tests recipes
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test suite test-torch test-torch-api lint format test-long frameworks test-frameworks matrix search test-slurm bench dist docs-tools docs clean
+.PHONY: help demo test suite test-torch test-cuda-wheel test-torch-api lint format test-long frameworks test-frameworks matrix search test-slurm bench dist docs-tools docs clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\): .*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
@@ -62,6 +63,12 @@ suite: $(STAMP)
 test-torch:  ## run the tests with another torch: make TORCH=2.15.0 test-torch
 	@test -n '$(TORCH)' || { echo "name a version: make TORCH=2.15.0 test-torch" >&2; exit 1; }
 	$(MAKE) VENV=.venv-torch-$(TORCH) suite
+
+test-cuda-wheel:  ## check NCCL's classes and options in torch's CUDA build; needs no GPU, fetches several gigabytes
+	$(MAKE) VENV=.venv-torch-$(CUDA_TORCH) TORCH=$(CUDA_TORCH) TORCH_INDEX= .venv-torch-$(CUDA_TORCH)/.installed
+	.venv-torch-$(CUDA_TORCH)/bin/python -c 'import sys, torch.distributed as dist; sys.exit(not dist.is_nccl_available())' || \
+	  { echo "pip fetched a torch without NCCL: set its index to one that has the CUDA build" >&2; exit 1; }
+	.venv-torch-$(CUDA_TORCH)/bin/python -m pytest tests/worker/device/test_nccl.py
 
 test-torch-api: $(STAMP)  ## look up the private names that we use in every supported torch
 	for each in $(TORCH_VERSIONS); do test -d $(TORCH_FILES)/$$each || { \

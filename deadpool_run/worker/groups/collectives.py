@@ -103,7 +103,11 @@ def _gather_coalesced(parts: Parts, _rank: int, _size: int) -> None:
 
 
 def _gather_flat(parts: Parts, _rank: int, size: int) -> None:
-    _fill_each(_first(parts), (source.reshape(-1).repeat(size) for source in tensors_in(parts[1])))
+    for output, source in zip(_first(parts), tensors_in(parts[1]), strict=False):
+        if output.numel() == size * source.numel() and output.is_contiguous():
+            output.data.view(size, -1).copy_(source.data.reshape(1, -1))  # without a second output in memory
+        else:
+            _fill(output, source.reshape(-1).repeat(size))
 
 
 def _scatter_lists(parts: Parts, rank: int, _size: int) -> None:

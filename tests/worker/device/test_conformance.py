@@ -64,6 +64,7 @@ def barriers(member, kind):
     work = dist.barrier(device_ids=[number], async_op=True)
     work.wait()
     dist.barrier()
+    assert device.fake is None or device.fake.launches == 3
     device.check()
     assert not member.registry.step_failed
     member.registry.shut_down()

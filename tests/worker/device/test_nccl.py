@@ -1,0 +1,170 @@
+"""What needs no device: NCCL's settings and errors, and in torch's CUDA build its classes, signatures and options."""
+
+import json
+import os
+import subprocess
+import sys
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch._C import _distributed_c10d as native
+from torch.distributed import _symmetric_memory
+
+from deadpool_run.errors import ScriptError
+from deadpool_run.worker.compat import nccl as compat
+from deadpool_run.worker.device import choose
+from deadpool_run.worker.device.backend import GroupSpec
+from deadpool_run.worker.device.nccl import SETTINGS, Nccl
+
+in_the_cuda_build = pytest.mark.skipif(
+    not dist.is_nccl_available(), reason="needs torch's CUDA build: make test-cuda-wheel"
+)
+with_nccl2 = pytest.mark.skipif(not hasattr(dist, "ProcessGroupNCCL2"), reason="needs the CUDA build of torch 2.15")
+without_a_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="is about a machine without a GPU")
+
+LOST = (
+    "NCCL error in: NCCLUtils.cpp:77, remote process exited or there was a network error, NCCL version 2.30.7",
+    "NCCL error in: NCCLUtils.cpp:77, unhandled system error (run with NCCL_DEBUG=INFO for details), NCCL version 2.30.7",
+    "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely.",
+    "NCCL communicator was aborted on rank 3.",
+    "NCCL commInitRankConfig failed during reconfigure timed out after 30000 ms",
+)
+THE_SCRIPTS = (
+    "NCCL error in: NCCLUtils.cpp:77, invalid usage (run with NCCL_DEBUG=WARN for details), NCCL version 2.30.7",
+    "NCCL error in: NCCLUtils.cpp:77, unhandled cuda error (run with NCCL_DEBUG=INFO for details), NCCL version 2.30.7",
+    "ncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\nCuda failure 2 'out of memory'",
+    "NCCL error in: NCCLUtils.cpp:77, invalid argument (run with NCCL_DEBUG=WARN for details), NCCL version 2.30.7",
+    "Tensors must be contiguous",
+)
+
+
+@pytest.fixture
+def environment():
+    before = dict(os.environ)
+    functions = {
+        name: getattr(_symmetric_memory, name) for name in ("enable_symm_mem_for_group", "rendezvous", "empty")
+    }
+    yield
+    os.environ.clear()
+    os.environ.update(before)
+    for name, function in functions.items():
+        setattr(_symmetric_memory, name, function)
+
+
+@pytest.mark.parametrize(("text", "is_lost"), [(text, True) for text in LOST] + [(text, False) for text in THE_SCRIPTS])
+def test_only_errors_of_peers_and_network_count_as_a_loss(text, is_lost):
+    assert Nccl().is_peer_failure(dist.DistBackendError(text)) is is_lost
+
+
+def test_the_debug_level_that_ends_processes_is_refused(environment):
+    level = native.get_debug_level()
+    native.set_debug_level(native.DebugLevel.DETAIL)
+    try:
+        with pytest.raises(ScriptError, match="TORCH_DISTRIBUTED_DEBUG=DETAIL"):
+            Nccl().configure()
+    finally:
+        native.set_debug_level(level)
+
+
+def test_settings_reach_the_environment_and_symmetric_memory_is_refused(environment):
+    os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "1"
+    Nccl().configure()
+    assert SETTINGS.items() <= os.environ.items()
+    with pytest.raises(ScriptError, match="symmetric memory"):
+        _symmetric_memory.enable_symm_mem_for_group("0")
+
+
+def spec(options=None):
+    return GroupSpec("g", 1, (4, 7, 9), timedelta(seconds=70), options=options)
+
+
+@in_the_cuda_build
+def test_options_are_the_scripts_but_for_what_we_set():
+    user = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
+    user.config.max_ctas = 8
+    user.config.cga_cluster_size = 2
+    made = Nccl()._options(spec(user))
+    assert made is not user
+    assert (made.is_high_priority_stream, made.config.max_ctas, made.config.cga_cluster_size) == (True, 8, 2)
+    assert (made._timeout, made.group_name) == (timedelta(seconds=70), "g")
+    assert list(made.global_ranks_in_group) == [4, 7, 9]
+    assert Nccl()._options(spec()).is_high_priority_stream is False
+
+
+@in_the_cuda_build
+@without_a_gpu
+def test_the_legacy_class_takes_our_arguments_and_looks_for_a_gpu():
+    made = Nccl()._options(spec())
+    with pytest.raises(ValueError, match="no GPUs found"):
+        compat.legacy(dist.HashStore(), 1, 3, made)
+    assert made.config.blocking == 0
+
+
+@in_the_cuda_build
+@pytest.mark.parametrize(
+    "name", ["abort", "shutdown", "get_error", "eager_connect_single_device", "_start_coalescing", "_end_coalescing"]
+)
+def test_the_legacy_class_has_what_we_call(name):
+    assert callable(getattr(dist.ProcessGroupNCCL, name))
+
+
+WITHOUT_A_DRIVER = """
+import json, os, sys
+from datetime import timedelta
+import torch.distributed as dist
+from deadpool_run.worker.compat import nccl
+from deadpool_run.worker.device.backend import GroupSpec
+from deadpool_run.worker.device.nccl import Nccl2
+
+def refusal(handles):
+    try:
+        nccl.reconfigure(made, handles, timedelta(seconds=5))
+    except Exception as error:
+        return str(error).partition("\\n")[0]
+
+spec = GroupSpec("g", 1, (0, 1), timedelta(seconds=5))
+made = nccl.reconfigurable(dist.HashStore(), 1, 2, Nccl2()._options(spec))
+mine = made.get_reconfigure_handle()
+print(json.dumps({
+    "reconfigures": [made.options.enable_reconfigure, made.supports_reconfigure],
+    "handle": mine,
+    "error": nccl.error_of(made),
+    "not a member": refusal(["nccl2:0:-1:1:"]),
+    "twice": refusal([mine, mine]),
+    "no peer": refusal(["nccl2:0:-1:1:", mine]),
+    "calls": [name for name in ("abort", "shutdown", "get_error", "_start_coalescing") if callable(getattr(made, name))],
+}))
+sys.stdout.flush()
+os._exit(0)  # without a driver, its destructor ends the process
+"""
+
+
+@with_nccl2
+@without_a_gpu
+def test_the_reconfigurable_class_is_made_without_a_gpu_and_looks_for_its_peers():
+    done = subprocess.run([sys.executable, "-c", WITHOUT_A_DRIVER], capture_output=True, text=True, check=True)
+    told = json.loads(done.stdout)
+    assert told["reconfigures"] == [True, True]
+    kind, rank, uuid, instance, _ = told["handle"].split(":")
+    assert (kind, rank, uuid) == ("nccl2", "1", "-1")
+    assert instance
+    assert told["error"] == ""
+    assert "not part of the new communicator" in told["not a member"]
+    assert "must be unique" in told["twice"]
+    assert "timeout" in told["no peer"].lower()  # rank 0 has put no unique id into the store: the deadline holds
+    assert len(told["calls"]) == 4
+
+
+@in_the_cuda_build
+def test_the_reconfigurable_class_is_the_one_that_torch_itself_would_use(monkeypatch):
+    monkeypatch.delenv("TORCH_DIST_USE_NCCL2", raising=False)
+    assert compat.has_reconfigurable() is hasattr(dist, "ProcessGroupNCCL2")
+    monkeypatch.setenv("TORCH_DIST_USE_NCCL2", "0")
+    assert not compat.has_reconfigurable()
+
+
+@without_a_gpu
+def test_without_a_gpu_there_is_no_device():
+    assert choose.device_backend() is None
