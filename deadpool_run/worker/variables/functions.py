@@ -2,10 +2,12 @@
 
 from collections.abc import Mapping
 from functools import partial
-from types import FunctionType
+from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
 
-_PLAIN = (type(None), bool, int, float, complex, str, bytes)
+from deadpool_run.worker.variables.library_values import is_immutable
+
+_CONSTANT = (type(None), bool, int, float, complex, str, bytes, type, FunctionType, BuiltinFunctionType, ModuleType)
 
 
 class Attributes:
@@ -42,8 +44,14 @@ class Attributes:
 
 def has_changing_defaults(function: FunctionType) -> bool:
     """Return whether a default of a function is an object that may change."""
-    values = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
-    return not all(isinstance(value, _PLAIN) for value in values)
+    values = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
+    return not _is_constant(values)
+
+
+def _is_constant(value: Any) -> bool:
+    if isinstance(value, tuple | frozenset):
+        return all(map(_is_constant, value))
+    return isinstance(value, _CONSTANT) or is_immutable(value)
 
 
 def defaults_of(function: FunctionType) -> dict[str, Any]:
