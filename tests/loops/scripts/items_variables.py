@@ -1,8 +1,12 @@
 """Items that carry state from step to step in variables of the script. It has an effect at once, or only later."""
 
+import enum
+import functools
+import itertools
 import random
 from collections import Counter, deque
 from dataclasses import dataclass, field
+from fractions import Fraction
 from types import SimpleNamespace
 
 import numpy as np
@@ -169,5 +173,51 @@ def slow_weights(rank, _size):
                 if index % 3 == 2:
                     slow[number].lerp_(averages[number], 0.5)
                     parameter.copy_(slow[number])
+
+    return Loop({"model": model, "optimizer": optimizer}, step, blocks_of(model), optimizer)
+
+
+class Phase(enum.Enum):
+    WARM, HOT, COLD = 1, 2, 3
+
+
+class Settings(dict):
+    """A dict with its items as attributes, as scripts have them."""
+
+    def __getattr__(self, name):
+        return self[name]
+
+    def __setattr__(self, name, value):
+        self[name] = value
+
+
+def counted(count={"calls": 0}):  # noqa: B006 - as scripts do
+    count["calls"] += 1
+    counted.total = getattr(counted, "total", 0) + count["calls"]
+    return counted.total
+
+
+def add(totals, more):
+    totals.append(totals[-1] + more)
+    return totals[-1]
+
+
+@item("counts in functions, own dicts and iterators, used only later")
+def in_functions(rank, _size):
+    model = ddp(net())
+    optimizer = adam(model)
+    settings, summed = Settings(rate=0.0, phase=Phase.WARM), functools.partial(add, [0])
+    cycle, numbers, deadline = itertools.cycle([1, 2, 3, 5]), enumerate(itertools.count()), Fraction(1)
+
+    def step(index):
+        nonlocal deadline
+        settings.rate += counted() + next(cycle) + sum(next(numbers)) + summed(index)
+        deadline = deadline / 2 + settings.phase.value
+        settings.phase = Phase(settings.phase.value % 3 + 1)
+        later = settings.rate + float(deadline) if index > LATER else 0
+        optimizer.param_groups[0]["lr"] = 1e-2 / (1 + later)
+        model(data(index, rank)).pow(2).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
 
     return Loop({"model": model, "optimizer": optimizer}, step, blocks_of(model), optimizer)
