@@ -76,7 +76,12 @@ class FakeStream:
 
     def __init__(self, name):
         self._kernels = SimpleQueue()
-        threading.Thread(target=self._run, name=f"fake-stream-{name}", daemon=True).start()
+        self._thread = threading.Thread(target=self._run, name=f"fake-stream-{name}", daemon=True)
+        self._thread.start()
+
+    def join(self):
+        """Wait for the end of the thread, which None has ended in place of a kernel."""
+        self._thread.join()
 
     def enqueue(self, kernel):
         self._kernels.put(kernel)

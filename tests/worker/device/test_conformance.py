@@ -451,3 +451,30 @@ def times_out(member, kind):
 def test_a_wait_with_a_timeout_aborts_the_communicator(make_world):
     """So nothing of ours may wait in slices, as for Gloo."""
     assert all(run(make_world, "fake", times_out))
+
+
+def finds_an_error(member, kind):
+    device = Device(kind, member)
+    member.start()
+    reduced(device)
+    member.meet("ready")
+    member.registry.begin_step()
+    assert not member.registry.find_failure()
+    device.fake.communicators[0].error = "COMM_ERROR"
+    assert member.registry.find_failure()
+    assert member.registry.find_failure(), "it is drained"
+    assert (member.registry.state, member.registry.intact) == (GroupState.DRAINING, False)
+    assert member.registry.step_failed
+    member.meet("found")
+    member.registry.attach(member.store, "e2", TIMEOUT)
+    assert member.registry.intact
+    got = reduced(device)
+    device.check()
+    member.registry.shut_down()
+    return member.failures, got
+
+
+def test_an_error_that_the_library_finds_by_itself_starts_a_repair(make_world):
+    for failures, got in run(make_world, "fake", finds_an_error):
+        assert failures == ["fake reports COMM_ERROR of the group '0'"]
+        assert got == [2.0] * 4
