@@ -84,10 +84,7 @@ def set_up(device, member):
     peer = torch.zeros(2, dtype=torch.long, device=device.place)
     mine = torch.tensor([member.rank, 5], device=device.place)
     ops = [dist.P2POp(dist.isend, mine, other), dist.P2POp(dist.irecv, peer, other)]
-    works = (
-        dist.distributed_c10d.batch_isend_irecv(ops) if device.fake is None else coalesced(device, mine, peer, other)
-    )
-    for work in works:
+    for work in dist.distributed_c10d.batch_isend_irecv(ops):
         work.wait()
     total = torch.tensor([member.rank + 1], device=device.place)
     work = dist.all_reduce(total, async_op=True)
@@ -96,14 +93,6 @@ def set_up(device, member):
     last = torch.tensor([3 * (1 - member.rank)], device=device.place)
     dist.broadcast(last, src=0)
     return [seed.tolist(), peer.tolist(), total.tolist(), last.tolist()]
-
-
-def coalesced(device, mine, peer, other):
-    """A batch as torch coalesces it on a device."""
-    with dist.distributed_c10d._coalescing_manager(dist.group.WORLD, device.place, async_ops=True) as manager:
-        dist.isend(mine, other)
-        dist.irecv(peer, other)
-    return manager.works
 
 
 def recorded(member, kind):
