@@ -2,8 +2,12 @@
 
 import threading
 
+import pytest
+import torch
 from kit.fake_device import FakeDevice, FakeEvent, FakeStream
+from torch import nn
 
+from deadpool_run.worker.device import choose
 from deadpool_run.worker.device.run_ahead import RunAhead
 
 
@@ -36,3 +40,50 @@ def test_without_a_device_nothing_waits():
     ahead = RunAhead(None)
     ahead.end_step(now=True)
     assert ahead.ended
+
+
+@pytest.fixture
+def ahead(monkeypatch):
+    """A fake device whose current stream the test holds up."""
+    device = FakeDevice()
+    device.current = FakeStream("current")
+    monkeypatch.setattr(choose, "_used", device)
+    yield device
+    device.current.enqueue(None)
+    device.current.join()
+
+
+def give(device, parameter, value, after):
+    """Give the device work that it does after an event."""
+    device.current.wait_event(after)
+    device.current.enqueue(lambda: parameter.data.fill_(value))
+
+
+def test_a_snapshot_is_of_what_the_device_has_written_by_the_end_of_its_step(slots, ahead):
+    model, release = nn.Linear(4, 4), FakeEvent()
+    snapshots = slots.own()
+    snapshots.protect("model", model)
+    snapshots.capture_now(0)
+    give(ahead, model.weight, 7.0, release)
+    snapshots.begin(1)  # the host is ahead: the device has not written yet
+    release.record()
+    snapshots.wait()
+    assert snapshots.held() == (0, 1)
+    assert set(
+        torch.frombuffer(
+            bytearray(next(raw for name, raw in slots.tensors(1).items() if "weight" in name)), dtype=torch.float32
+        ).tolist()
+    ) == {7.0}
+
+
+def test_a_step_that_the_device_had_not_ended_when_a_drain_began_is_no_snapshot(slots, ahead):
+    model, release, interrupted = nn.Linear(4, 4), FakeEvent(), threading.Event()
+    snapshots = slots.own(interrupted=interrupted.is_set)
+    snapshots.protect("model", model)
+    snapshots.capture_now(0)
+    give(ahead, model.weight, float("nan"), release)  # what an aborted collective leaves
+    snapshots.begin(1)
+    interrupted.set()  # before the first abort
+    release.record()
+    snapshots.wait(cancel_pending=False)
+    assert snapshots.held() == (0,)
