@@ -26,6 +26,7 @@ import contextlib
 import itertools
 import os
 import threading
+import time
 from datetime import timedelta
 from queue import SimpleQueue
 
@@ -43,6 +44,8 @@ from kit import fake_ahead
 
 VIOLATIONS_VARIABLE = "FAKE_DEVICE_VIOLATIONS"
 """A file to which violations are appended too: for processes that a test cannot look into."""
+LATENCY_S = 0.0005
+"""Of each kernel of a host that runs ahead: enough for a step's device work to take longer than the host's part."""
 _BY_METHOD = {name: collective for collective in COLLECTIVES for name in collective.names}
 
 
@@ -74,9 +77,15 @@ class FakeEvent:
 class FakeStream:
     """Kernels that run in order on a thread."""
 
-    def __init__(self, name):
+    def __init__(self, name, latency_s=0.0):
         self._kernels = SimpleQueue()
-        threading.Thread(target=self._run, name=f"fake-stream-{name}", daemon=True).start()
+        self._latency_s = latency_s
+        self._thread = threading.Thread(target=self._run, name=f"fake-stream-{name}", daemon=True)
+        self._thread.start()
+
+    def join(self):
+        """Wait for the end of the thread, which None has ended in place of a kernel."""
+        self._thread.join()
 
     def enqueue(self, kernel):
         self._kernels.put(kernel)
@@ -92,6 +101,7 @@ class FakeStream:
     def _run(self):
         with torch.no_grad():  # a kernel knows no autograd
             while (kernel := self._kernels.get()) is not None:
+                time.sleep(self._latency_s)
                 kernel()
                 del kernel
 
@@ -200,7 +210,7 @@ class FakeDevice:
     def run_ahead(self):
         """Have the main thread's tensor operations run on a stream from now on, for good."""
         if isinstance(self.current, HostStream):
-            self.current = FakeStream("current")
+            self.current = FakeStream("current", latency_s=LATENCY_S)
             fake_ahead.read_in_order(self.current)
             fake_ahead.Ahead(self.current).__enter__()
 

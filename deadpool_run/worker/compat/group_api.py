@@ -59,6 +59,10 @@ class GroupApi(dist.ProcessGroup):
         """The devices whose tensors the group communicates."""
         return [torch.device("cpu"), *([torch.device("cuda")] if torch.cuda.is_available() else [])]
 
+    def runs_on(self, _device: torch.device) -> bool:
+        """Return whether the group's collectives on tensors of this device run on the device, and not on the host."""
+        return False
+
     def get_backend(self, device: torch.device) -> Any:
         """Return the backend of a device, as `_get_backend` does."""
         return self._get_backend(device)

@@ -88,10 +88,10 @@ def _flight_recorder(torch_attach: Any, group: Any, *args: Any, **kwargs: Any) -
 
 
 def _batch(torch_batch: Any, p2p_op_list: list[Any]) -> list[Any]:
-    """Coalesce a batch: torch does so only on a plain ProcessGroup, and NCCL deadlocks on crossing sends without it."""
+    """Coalesce a batch on a device: torch does so only on a plain ProcessGroup, and NCCL deadlocks on crossing sends without it."""
     first: Any = p2p_op_list[0] if p2p_op_list else None
     group = getattr(first, "group", None) or dist.GroupMember.WORLD
-    if not _is_ours(group) or not getattr(first, "tensor", torch.empty(0)).is_cuda:
+    if first is None or not isinstance(group, GroupApi) or not group.runs_on(first.tensor.device):
         return list(torch_batch(p2p_op_list))
     distributed_c10d._check_p2p_op_list(p2p_op_list)  # noqa: SLF001
     with distributed_c10d._coalescing_manager(group, first.tensor.device, async_ops=True) as manager:  # noqa: SLF001

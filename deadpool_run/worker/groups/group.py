@@ -159,7 +159,7 @@ class Group(GroupApi):
 
     def _start_coalescing(self, device: torch.device) -> None:
         coalescing = self._coalescing
-        if self._device is None or not self._device.handles(device):
+        if not self.runs_on(device):
             coalescing.inner = self.inner
             if coalescing.inner is None:
                 self.registry.note_fake()
@@ -227,12 +227,16 @@ class Group(GroupApi):
             self.registry.failed(error, "monitored_barrier", self.generation, may_time_out=True)
         self.registry.count_waited()
 
+    def runs_on(self, device: torch.device) -> bool:
+        """See `GroupApi.runs_on`."""
+        return self._device is not None and self._device.handles(device)
+
     # --- called by torch ---------------------------------------------------------------------------------------------
 
     def _get_backend(self, device: torch.device) -> Any:
         if self.inner is None:
             return c10d.fake_backend(self.spec.rank, len(self.spec.ranks))
-        if self._device is not None and self._device.handles(device) and (channel := self.channel) is not None:
+        if self.runs_on(device) and (channel := self.channel) is not None:
             return channel.communicator
         return c10d.backend_of(self.inner, device)
 

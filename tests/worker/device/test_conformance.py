@@ -84,10 +84,7 @@ def set_up(device, member):
     peer = torch.zeros(2, dtype=torch.long, device=device.place)
     mine = torch.tensor([member.rank, 5], device=device.place)
     ops = [dist.P2POp(dist.isend, mine, other), dist.P2POp(dist.irecv, peer, other)]
-    works = (
-        dist.distributed_c10d.batch_isend_irecv(ops) if device.fake is None else coalesced(device, mine, peer, other)
-    )
-    for work in works:
+    for work in dist.distributed_c10d.batch_isend_irecv(ops):
         work.wait()
     total = torch.tensor([member.rank + 1], device=device.place)
     work = dist.all_reduce(total, async_op=True)
@@ -96,14 +93,6 @@ def set_up(device, member):
     last = torch.tensor([3 * (1 - member.rank)], device=device.place)
     dist.broadcast(last, src=0)
     return [seed.tolist(), peer.tolist(), total.tolist(), last.tolist()]
-
-
-def coalesced(device, mine, peer, other):
-    """A batch as torch coalesces it on a device."""
-    with dist.distributed_c10d._coalescing_manager(dist.group.WORLD, device.place, async_ops=True) as manager:
-        dist.isend(mine, other)
-        dist.irecv(peer, other)
-    return manager.works
 
 
 def recorded(member, kind):
@@ -451,3 +440,30 @@ def times_out(member, kind):
 def test_a_wait_with_a_timeout_aborts_the_communicator(make_world):
     """So nothing of ours may wait in slices, as for Gloo."""
     assert all(run(make_world, "fake", times_out))
+
+
+def finds_an_error(member, kind):
+    device = Device(kind, member)
+    member.start()
+    reduced(device)
+    member.meet("ready")
+    member.registry.begin_step()
+    assert not member.registry.find_failure()
+    device.fake.communicators[0].error = "COMM_ERROR"
+    assert member.registry.find_failure()
+    assert member.registry.find_failure(), "it is drained"
+    assert (member.registry.state, member.registry.intact) == (GroupState.DRAINING, False)
+    assert member.registry.step_failed
+    member.meet("found")
+    member.registry.attach(member.store, "e2", TIMEOUT)
+    assert member.registry.intact
+    got = reduced(device)
+    device.check()
+    member.registry.shut_down()
+    return member.failures, got
+
+
+def test_an_error_that_the_library_finds_by_itself_starts_a_repair(make_world):
+    for failures, got in run(make_world, "fake", finds_an_error):
+        assert failures == ["fake reports COMM_ERROR of the group '0'"]
+        assert got == [2.0] * 4

@@ -1,0 +1,89 @@
+"""The host is at most one step ahead of the device, and what it has ended there is known without waiting."""
+
+import threading
+
+import pytest
+import torch
+from kit.fake_device import FakeDevice, FakeEvent, FakeStream
+from torch import nn
+
+from deadpool_run.worker.device import choose
+from deadpool_run.worker.device.run_ahead import RunAhead
+
+
+def test_the_end_of_a_step_waits_for_the_step_before():
+    device = FakeDevice()
+    device.current = FakeStream("current")
+    ahead = RunAhead(device)
+    first, second = FakeEvent(), FakeEvent()
+    assert ahead.ended
+    device.current.wait_event(first)
+    ahead.end_step(now=False)  # does not wait for its own work
+    assert not ahead.ended
+    device.current.wait_event(second)
+    thread = threading.Thread(target=ahead.end_step, kwargs={"now": False})
+    thread.start()
+    thread.join(0.1)
+    assert thread.is_alive(), "it did not wait for the step before"
+    first.record()
+    thread.join(20)
+    assert not thread.is_alive()
+    assert not ahead.ended
+    second.record()
+    ahead.end_step(now=True)
+    assert ahead.ended
+    device.current.enqueue(None)
+    device.current.join()
+
+
+def test_without_a_device_nothing_waits():
+    ahead = RunAhead(None)
+    ahead.end_step(now=True)
+    assert ahead.ended
+
+
+@pytest.fixture
+def ahead(monkeypatch):
+    """A fake device whose current stream the test holds up."""
+    device = FakeDevice()
+    device.current = FakeStream("current")
+    monkeypatch.setattr(choose, "_used", device)
+    yield device
+    device.current.enqueue(None)
+    device.current.join()
+
+
+def give(device, parameter, value, after):
+    """Give the device work that it does after an event."""
+    device.current.wait_event(after)
+    device.current.enqueue(lambda: parameter.data.fill_(value))
+
+
+def test_a_snapshot_is_of_what_the_device_has_written_by_the_end_of_its_step(slots, ahead):
+    model, release = nn.Linear(4, 4), FakeEvent()
+    snapshots = slots.own()
+    snapshots.protect("model", model)
+    snapshots.capture_now(0)
+    give(ahead, model.weight, 7.0, release)
+    snapshots.begin(1)  # the host is ahead: the device has not written yet
+    release.record()
+    snapshots.wait()
+    assert snapshots.held() == (0, 1)
+    assert set(
+        torch.frombuffer(
+            bytearray(next(raw for name, raw in slots.tensors(1).items() if "weight" in name)), dtype=torch.float32
+        ).tolist()
+    ) == {7.0}
+
+
+def test_a_step_that_the_device_had_not_ended_when_a_drain_began_is_no_snapshot(slots, ahead):
+    model, release, interrupted = nn.Linear(4, 4), FakeEvent(), threading.Event()
+    snapshots = slots.own(interrupted=interrupted.is_set)
+    snapshots.protect("model", model)
+    snapshots.capture_now(0)
+    give(ahead, model.weight, float("nan"), release)  # what an aborted collective leaves
+    snapshots.begin(1)
+    interrupted.set()  # before the first abort
+    release.record()
+    snapshots.wait(cancel_pending=False)
+    assert snapshots.held() == (0,)
