@@ -12,12 +12,13 @@ from deadpool_run.agent.console import installed_version, tell
 from deadpool_run.cli.commands.check import check
 from deadpool_run.cli.commands.control import stop, wait
 from deadpool_run.cli.commands.doctor import doctor
+from deadpool_run.cli.commands.kill import kill_rank
 from deadpool_run.cli.commands.launch import EPILOG, launch
-from deadpool_run.cli.commands.live_run import kill_rank, status
 from deadpool_run.cli.commands.read_run import events, logs
 from deadpool_run.cli.commands.runs import ls, prune
 from deadpool_run.cli.commands.show import config_show, env
 from deadpool_run.cli.commands.stack import stack
+from deadpool_run.cli.commands.status import status
 from deadpool_run.cli.options.parameters import ScriptCommand
 from deadpool_run.cli.options.resolve import canonical
 from deadpool_run.errors import DeadpoolError, UsageError

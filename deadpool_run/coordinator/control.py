@@ -8,6 +8,7 @@ refused. Each request and each answer is a JSON object on one line. A connection
                                                          coordinator (at most 10 a second) and at least each `every_s`
     {"do": "kill-rank", "rank": 1, "how": "sigkill"}  -> {"ok": true, "rank": 1, "worker": 4, "pid": 4711, "how": "sigkill"}
                                                          `how`: a `core.injection.KillHow` value
+    {"do": "kill-spare", "worker": 5, "how": "sigkill"} -> {"ok": true, "worker": 5, "how": "sigkill"}
     {"do": "stop"}                                    -> {"ok": true}: the job ends as if SIGTERM had come
 
 The values of a request are text and numbers. A request that cannot be carried out is answered with {"error": "<what is wrong>"}, and the connection stays open. A line longer

@@ -13,6 +13,13 @@ def test_a_live_job_is_seen_and_a_killed_rank_is_seen_replaced(cluster):
     assert stacks.stdout.count("/train.py") >= 2, stacks.stderr
 
     victim = before["ranks"][1]
+    (spare,) = before["spares"]
+    done = job.command_line("kill-rank", "--spare")
+    assert done.stdout == f"spare: worker {spare['worker']} (pid {spare['pid']}) was sent SIGKILL\n", done.stderr
+    job.wait_status(
+        lambda status: [each for each in status["spares"] if each["phase"] == "ready" and each["pid"] != spare["pid"]],
+        "another spare",
+    )
     done = job.kill_rank(1)
     assert done.returncode == 0, done.stderr
     assert done.stdout == f"rank 1: worker {victim['worker']} (pid {victim['pid']}) was sent SIGKILL\n"
