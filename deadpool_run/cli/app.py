@@ -57,18 +57,23 @@ app = typer.Typer(
 )
 app.command("run", cls=ScriptCommand, hidden=True, epilog=EPILOG)(launch)
 _underscores_as_dashes = {"token_normalize_func": lambda word: word.replace("_", "-")}
-app.command("check", cls=ScriptCommand, context_settings=_underscores_as_dashes)(check)
-app.command("ls")(ls)
-app.command("status")(status)
-app.command("logs")(logs)
-app.command("events")(events)
-app.command("stack")(stack)
-app.command("stop")(stop)
-app.command("wait")(wait)
-app.command("kill-rank")(kill_rank)
-app.command("prune")(prune)
-app.command("doctor")(doctor)
-app.command("env")(env)
+app.command(
+    "check",
+    cls=ScriptCommand,
+    context_settings=_underscores_as_dashes,
+    short_help="Kill each rank once in short runs, and compare the weights.",
+)(check)
+app.command("ls", short_help="List the runs of this machine, live and ended.")(ls)
+app.command("status", short_help="Show a live run.")(status)
+app.command("logs", short_help="Show what workers have written to log files.")(logs)
+app.command("events", short_help="Show what happened in a run, in words.")(events)
+app.command("stack", short_help="Print what the threads of a worker do now.")(stack)
+app.command("stop", short_help="Stop a live run in order.")(stop)
+app.command("wait", short_help="Wait for the end of a run.")(wait)
+app.command("kill-rank", short_help="Kill a rank, to see it replaced.")(kill_rank)
+app.command("prune", short_help="Remove records and logs of ended runs.")(prune)
+app.command("doctor", short_help="Check this machine, with a killed rank.")(doctor)
+app.command("env", short_help="Print versions and variables for a bug report.")(env)
 config = typer.Typer(help="Show what options are set to.")
 config.command("show")(config_show)
 app.add_typer(config, name="config")
