@@ -22,7 +22,8 @@ The status object has the fields of `view.job_status.Status` (`phase`, `epoch`, 
 `step_ms`, `capture_ms` and `snapshots` (the versions held). `durable` is null, or has the `place` of durable checkpoints and the
 `version`, path or URL (`where`) and time (`written`, ISO-8601, UTC) of the newest one, null if there is none. `dropped_lines` has
 how many lines are missing in the leader's `console`, `logs` and `journal`, because what they are written to had stalled.
-`view.status_report` adds the fields of several nodes.
+`total_steps` is the number of steps of the loop, or null. `cost` has what repairs have cost: `repairs`, `steps_repeated`, `lost_s` and
+`goodput`. `view.status_report` adds the fields of several nodes.
 """
 
 import asyncio

@@ -26,6 +26,7 @@ _ABANDONED_COUNT = 2
 _KEPT = 3
 """Holds `StatusPage.kept` plus 1, so that 0 is none."""
 _COPIES_GROWING, _COPIES_TAKEN, _MEMORY_LIMIT = 4, 5, 6
+_TOTAL_STEPS = 7
 _ABANDONED = 8
 MAX_ABANDONED = _HEADER_WORDS - _ABANDONED
 """The number of abandoned versions that fit into the header."""
@@ -202,6 +203,15 @@ class StatusPage:
     @memory_limit.setter
     def memory_limit(self, nbytes: int) -> None:
         self._words[_MEMORY_LIMIT] = nbytes
+
+    @property
+    def total_steps(self) -> int:
+        """The steps of the loop, as every rank of this node writes it when its loop begins; 0: not known."""
+        return self._words[_TOTAL_STEPS]
+
+    @total_steps.setter
+    def total_steps(self, total: int) -> None:
+        self._words[_TOTAL_STEPS] = total
 
     @property
     def kept(self) -> int:
