@@ -111,7 +111,9 @@ class UserLog:
         if not (settings.spares or settings.spare_nodes):
             what.append("no spares")
         others = settings.nodes + settings.spare_nodes - 1
-        waits = f"; waiting for {_count(others, 'more machine')}" if others else ""
+        endpoints = () if spec.cluster is None else spec.cluster.endpoints
+        at = f" at {', '.join(f'{host}:{port}' for host, port in endpoints)}" if endpoints else ""
+        waits = f"; waiting for {_count(others, 'more machine')}{at}" if others else ""
         where = "no log files" if self._output.root is None else f"logs in {self._output.root}"
         return f"run {spec.run_id}: {', '.join(what)}{waits}; {where}"
 
