@@ -12,12 +12,13 @@ from deadpool_run.agent.console import installed_version, tell
 from deadpool_run.cli.commands.check import check
 from deadpool_run.cli.commands.control import stop, wait
 from deadpool_run.cli.commands.doctor import doctor
+from deadpool_run.cli.commands.kill import kill_rank
 from deadpool_run.cli.commands.launch import EPILOG, launch
-from deadpool_run.cli.commands.live_run import kill_rank, status
 from deadpool_run.cli.commands.read_run import events, logs
 from deadpool_run.cli.commands.runs import ls, prune
 from deadpool_run.cli.commands.show import config_show, env
 from deadpool_run.cli.commands.stack import stack
+from deadpool_run.cli.commands.status import status
 from deadpool_run.cli.options.parameters import ScriptCommand
 from deadpool_run.cli.options.resolve import canonical
 from deadpool_run.errors import DeadpoolError, UsageError
@@ -56,18 +57,23 @@ app = typer.Typer(
 )
 app.command("run", cls=ScriptCommand, hidden=True, epilog=EPILOG)(launch)
 _underscores_as_dashes = {"token_normalize_func": lambda word: word.replace("_", "-")}
-app.command("check", cls=ScriptCommand, context_settings=_underscores_as_dashes)(check)
-app.command("ls")(ls)
-app.command("status")(status)
-app.command("logs")(logs)
-app.command("events")(events)
-app.command("stack")(stack)
-app.command("stop")(stop)
-app.command("wait")(wait)
-app.command("kill-rank")(kill_rank)
-app.command("prune")(prune)
-app.command("doctor")(doctor)
-app.command("env")(env)
+app.command(
+    "check",
+    cls=ScriptCommand,
+    context_settings=_underscores_as_dashes,
+    short_help="Kill each rank once in short runs, and compare the weights.",
+)(check)
+app.command("ls", short_help="List the runs of this machine, live and ended.")(ls)
+app.command("status", short_help="Show a live run.")(status)
+app.command("logs", short_help="Show what workers have written to log files.")(logs)
+app.command("events", short_help="Show what happened in a run, in words.")(events)
+app.command("stack", short_help="Print what the threads of a worker do now.")(stack)
+app.command("stop", short_help="Stop a live run in order.")(stop)
+app.command("wait", short_help="Wait for the end of a run.")(wait)
+app.command("kill-rank", short_help="Kill a rank, to see it replaced.")(kill_rank)
+app.command("prune", short_help="Remove records and logs of ended runs.")(prune)
+app.command("doctor", short_help="Check this machine, with a killed rank.")(doctor)
+app.command("env", short_help="Print versions and variables for a bug report.")(env)
 config = typer.Typer(help="Show what options are set to.")
 config.command("show")(config_show)
 app.add_typer(config, name="config")

@@ -8,6 +8,7 @@ refused. Each request and each answer is a JSON object on one line. A connection
                                                          coordinator (at most 10 a second) and at least each `every_s`
     {"do": "kill-rank", "rank": 1, "how": "sigkill"}  -> {"ok": true, "rank": 1, "worker": 4, "pid": 4711, "how": "sigkill"}
                                                          `how`: a `core.injection.KillHow` value
+    {"do": "kill-spare", "worker": 5, "how": "sigkill"} -> {"ok": true, "worker": 5, "how": "sigkill"}
     {"do": "stop"}                                    -> {"ok": true}: the job ends as if SIGTERM had come
 
 The values of a request are text and numbers. A request that cannot be carried out is answered with {"error": "<what is wrong>"}, and the connection stays open. A line longer
@@ -21,7 +22,8 @@ The status object has the fields of `view.job_status.Status` (`phase`, `epoch`, 
 `step_ms`, `capture_ms` and `snapshots` (the versions held). `durable` is null, or has the `place` of durable checkpoints and the
 `version`, path or URL (`where`) and time (`written`, ISO-8601, UTC) of the newest one, null if there is none. `dropped_lines` has
 how many lines are missing in the leader's `console`, `logs` and `journal`, because what they are written to had stalled.
-`view.status_report` adds the fields of several nodes.
+`total_steps` is the number of steps of the loop, or null. `cost` has what repairs have cost: `repairs`, `steps_repeated`, `lost_s` and
+`goodput`. `view.status_report` adds the fields of several nodes.
 """
 
 import asyncio

@@ -45,6 +45,8 @@ class RequestHandler:
                     return self.source.status()
                 case {"do": "kill-rank", "rank": int(rank)}:
                     return self._kill(rank, request.get("how", KillHow.SIGKILL))
+                case {"do": "kill-spare", "worker": int(worker)}:
+                    return self._kill_spare(worker, request.get("how", KillHow.SIGKILL))
                 case {"do": "stop"}:
                     self.source.submit(StopRequested(0))
                     return {"ok": True}
@@ -52,9 +54,13 @@ class RequestHandler:
             return {"error": str(refusal)}
         return {"error": f"unknown request: {json.dumps(request)[:200]}"}
 
+    def _kill_spare(self, worker: int, how: Any) -> Mapping[str, Any]:
+        _refuse_unknown(how)
+        self.source.submit(KillRequested(Rank(-1), KillHow(how), WorkerId(worker)))
+        return {"ok": True, "worker": worker, "how": str(how)}
+
     def _kill(self, number: int, how: Any) -> Mapping[str, Any]:
-        if how not in list(KillHow):
-            raise RequestRefusedError(f"how must be one of {', '.join(KillHow)}, not {how!r}")
+        _refuse_unknown(how)
         if not 0 <= number < self.world_size:
             raise RequestRefusedError(f"there is no rank {number}: ranks are 0 to {self.world_size - 1}")
         holder = self.source.holder(Rank(number))
@@ -62,3 +68,8 @@ class RequestHandler:
             raise RequestRefusedError(f"no worker holds rank {number} now: try again after the repair")
         self.source.submit(KillRequested(Rank(number), KillHow(how)))
         return {"ok": True, "rank": number, "worker": holder[0], "pid": holder[1], "how": str(how)}
+
+
+def _refuse_unknown(how: Any) -> None:
+    if how not in list(KillHow):
+        raise RequestRefusedError(f"how must be one of {', '.join(KillHow)}, not {how!r}")

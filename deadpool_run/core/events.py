@@ -322,10 +322,12 @@ class WorkerHung(_OfWorker):
 
 
 class KillRequested(Tagged):
-    """A user injects a fault."""
+    """A user injects a fault into the worker of a rank, or into a spare."""
 
     rank: Rank
     how: KillHow
+    spare: WorkerId | None = None
+    """The spare to fail; then the rank has no meaning."""
 
 
 class StopRequested(Tagged):

@@ -9,4 +9,13 @@ class KillHow(StrEnum):
     SIGKILL = "sigkill"
     SIGTERM = "sigterm"
     SIGSEGV = "sigsegv"
+    SIGSTOP = "sigstop"
+    """It stops, and lives: found as a hang."""
     EXIT = "exit"
+    """It ends itself, with code 1."""
+    HANG = "hang"
+    """It keeps the interpreter for ever, as a C function that never returns: found as a hang."""
+
+
+HANGS = frozenset({KillHow.SIGSTOP, KillHow.HANG})
+"""The ways after which the process lives on."""

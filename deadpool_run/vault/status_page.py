@@ -148,9 +148,10 @@ class StatusPage:
     _base = 0
     copies_growing = _Field(4)  # bytes that copies of other nodes' ranks are about to take
     copies_taken = _Field(5)  # bytes that such copies have
-    memory_limit = _Field(
-        6
-    )  # the most bytes that snapshots and copies of this node may take; 0: no limit but the machine's
+    memory_limit = _Field(6)
+    """The most bytes that snapshots and copies of this node may take; 0: no limit but the machine's."""
+    total_steps = _Field(7)
+    """The steps of the loop, as every rank of this node writes it when its loop begins; 0: not known."""
 
     def __init__(self, fd: int, world_size: int) -> None:
         """Map the status page. Raises ValueError unless its size is that of `world_size` ranks."""

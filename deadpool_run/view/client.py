@@ -118,7 +118,7 @@ def _only_live(state_dir: Path) -> ControlClient:
     if len(live) > 1:
         for client in live.values():
             client.close()
-        names = ", ".join([*live][:_NAMES_SHOWN])
+        names = ", ".join(sorted(live)[:_NAMES_SHOWN])
         raise UsageError(f"{len(live)} runs are live: {names}\nchoose one with --run-id")
     return next(iter(live.values()))
 

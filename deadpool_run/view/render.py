@@ -12,12 +12,14 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from deadpool_run.text import age, printable
+from deadpool_run.text import age, printable, span
 from deadpool_run.view import capture_limit, nodes
 from deadpool_run.view.health import JobHealth, Status, health, without_copies, without_memory
 from deadpool_run.view.text import shown, table
 
 PLAIN_WIDTH = 200
+_PERCENT = 100.0
+_MS_PER_S = 1e3
 """Width without a terminal: no line wraps in a log."""
 
 _STYLES: Mapping[JobHealth, str] = {
@@ -50,6 +52,8 @@ def to_rich(status: Status, now: datetime) -> RenderableType:
     parts: list[RenderableType] = [_job_line(status, now)]
     if why := _why(status):
         parts.append(Text(f"  {printable(why)}"))
+    if progress := _progress(status):
+        parts.append(Text(f"  {progress}"))
     if limit := capture_limit.words(status):
         parts.append(Text(f"  {limit}"))
     if status.get("durable"):
@@ -96,6 +100,28 @@ def _job_line(status: Status, now: datetime) -> Text:
     return Text.assemble(
         "run ", (printable(run.get("run_id", "-")), "bold"), "  ", (state, _STYLES[how]), "  ", "  ".join(words)
     )
+
+
+def _progress(status: Status) -> str:
+    """Return the steps done, their rate and the time that is left, and what repairs have cost; empty outside a step loop."""
+    ranks = status.get("ranks", ()) if status.get("managed") else ()
+    done = max((rank.get("step") or 0 for rank in ranks), default=0)
+    step_ms = max((rank.get("step_ms") or 0.0 for rank in ranks), default=0.0)
+    total, cost = status.get("total_steps"), status.get("cost") or {}
+    words = []
+    if total:
+        words.append(f"step {done:,}/{total:,} ({_PERCENT * done / total:.0f} %)")
+    if total and step_ms:
+        words.append(f"{_MS_PER_S / step_ms:.3g} steps/s")
+    if total and step_ms and done < total:
+        words.append(f"{span((total - done) * step_ms / _MS_PER_S)} left")
+    if repairs := cost.get("repairs"):
+        repeated, goodput = cost.get("steps_repeated", 0), cost.get("goodput", 1.0)
+        words.append(
+            f"{repairs} repair{'s' * (repairs != 1)}: {cost.get('lost_s', 0.0):.1f} s lost, "
+            f"{repeated} step{'s' * (repeated != 1)} repeated, goodput {_PERCENT * goodput:.1f} %"
+        )
+    return "  ".join(words)
 
 
 def _durable(durable: Status, now: datetime) -> Text:

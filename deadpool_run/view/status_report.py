@@ -6,6 +6,8 @@ If a job spans several nodes, each of `nodes` also has `port` (with `address`: w
 lacked copies on other nodes; null if no copy is missing.
 
 `no_memory_bytes` of a rank: the bytes that there was no memory for at its last snapshot; 0 if it was taken.
+`total_steps` is the number of steps of the loop, null until a rank of the leader's node has begun it. The leader adds `cost`: the
+`repairs`, `steps_repeated`, `lost_s` and `goodput` (the share of the time that no repair took) since it leads.
 `capture_limit` says what keeps snapshots rarer than requested: see `capture_limit.limit`.
 """
 
@@ -70,6 +72,7 @@ def status_object(  # noqa: PLR0913 - each is known to another part of the agent
         **summary,
         "ranks": ranks,
         "committed": status_page.committed(),
+        "total_steps": status_page.total_steps or None,
         "durable": None if durable is None else dict(durable),
         "dropped_lines": dict(dropped),
         **several,

@@ -68,6 +68,10 @@ class ExitNow(Tagged):
     code: int
 
 
+class HangNow(Tagged):
+    """Injects a fault: the process keeps Python's interpreter, and does nothing more."""
+
+
 # --- worker to agent ---------------------------------------------------------------------------------------------
 
 THIS_WORKER = WorkerId(-1)
@@ -121,6 +125,7 @@ ToWorker = (
     | Dismiss
     | Stop
     | ExitNow
+    | HangNow
 )
 FromWorker = WorkerReport | Captured | ScriptTraceback
 Message = ToWorker | FromWorker | ToCheckpointer | FromCheckpointer | ToStore | FromStore

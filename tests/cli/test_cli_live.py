@@ -6,6 +6,7 @@ def test_a_live_job_is_seen_and_a_killed_rank_is_seen_replaced(cluster):
     job.wait_state(1, 5)
     before = job.status()
     assert (before["health"], before["phase"], before["run"]["pid"]) == ("healthy", "running", job.pid)
+    assert before["total_steps"] == 400
     assert [rank["pid"] for rank in before["ranks"]] == [job.pid_of(0), job.pid_of(1)]
 
     stacks = job.command_line("stack")
@@ -13,6 +14,13 @@ def test_a_live_job_is_seen_and_a_killed_rank_is_seen_replaced(cluster):
     assert stacks.stdout.count("/train.py") >= 2, stacks.stderr
 
     victim = before["ranks"][1]
+    (spare,) = before["spares"]
+    done = job.command_line("kill-rank", "--spare")
+    assert done.stdout == f"spare: worker {spare['worker']} (pid {spare['pid']}) was sent SIGKILL\n", done.stderr
+    job.wait_status(
+        lambda status: [each for each in status["spares"] if each["phase"] == "ready" and each["pid"] != spare["pid"]],
+        "another spare",
+    )
     done = job.kill_rank(1)
     assert done.returncode == 0, done.stderr
     assert done.stdout == f"rank 1: worker {victim['worker']} (pid {victim['pid']}) was sent SIGKILL\n"
@@ -20,6 +28,7 @@ def test_a_live_job_is_seen_and_a_killed_rank_is_seen_replaced(cluster):
     job.release()  # the step is repeated, and held again
     (incident,) = job.wait_status(lambda status: status["incidents"], "incident")
     (loss,) = incident["losses"]
+    assert job.status()["cost"]["repairs"] == 1
     assert (loss["rank"], loss["injected"], loss["from_spare"]) == (1, True, True)
     assert job.wait_exit() == 0, job.told()
 

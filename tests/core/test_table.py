@@ -74,6 +74,7 @@ EVENTS_OF_JOB = (
     ev.StopRequested(0),
     ev.KillRequested(0, KillHow.SIGKILL),
     ev.KillRequested(9, KillHow.EXIT),
+    ev.KillRequested(-1, KillHow.SIGKILL, 2),
     ev.TimeAdvanced(),
     ev.CopyRefused("", 0),
     ev.RefusedCopyTaken("", 0),

@@ -20,7 +20,7 @@ from deadpool_run.coordinator.requests import RequestHandler
 from deadpool_run.core.events import KillRequested
 from deadpool_run.core.injection import KillHow
 from deadpool_run.errors import NoSuchRunError, UsageError
-from deadpool_run.ids import Rank
+from deadpool_run.ids import Rank, WorkerId
 from deadpool_run.view.client import ControlClient, ControlRefusedError, connect
 
 WAIT_S = 30
@@ -157,9 +157,7 @@ def test_the_only_live_run_is_found(tmp_path):
     stale(tmp_path / "dead")
     with serving(tmp_path / "older"):
         with serving(tmp_path / "newer" / "node-a"):
-            with pytest.raises(
-                UsageError, match=r"2 runs are live: (older|newer), (older|newer)\nchoose one with --run-id"
-            ):
+            with pytest.raises(UsageError, match="2 runs are live: newer, older\nchoose one with --run-id"):
                 connect(None, tmp_path)
             with connect(tmp_path / "newer", tmp_path) as run:
                 assert run.run_dir == tmp_path / "newer" / "node-a"
@@ -212,6 +210,58 @@ def test_kill_rank_works_plainly_in_a_script(live):
     assert (done.returncode, done.stdout) == (0, "rank 1: worker 1 (pid 11) was sent SIGSEGV\n")
     assert "no spare is ready" in done.stderr
     assert live.events == [KillRequested(Rank(1), KillHow.SIGSEGV)]
+
+
+def test_a_random_rank_a_node_or_a_spare_is_killed(live):
+    where = ("--run-dir", str(live.run_dir))
+    ranks = [{**rank, "node": f"n{rank['rank']}", "step": 3, "activity": "step"} for rank in live.shown["ranks"]]
+    live.shown = {**live.shown, "ranks": [{**ranks[0], "pid": None}, ranks[1]]}
+    assert "rank 1: worker 1 " in deadpool("kill-rank", "--random", "--seed", "5", *where).stdout
+    assert (
+        "rank 1: worker 1 " in deadpool("kill-rank", "--node", "n1", "--count", "2", "--every", "10ms", *where).stdout
+    )
+    assert live.events == [KillRequested(Rank(1), KillHow.SIGKILL)] * 3
+    assert "no rank is on node n7: nodes with ranks are n0, n1" in deadpool("kill-rank", "--node", "n7", *where).stderr
+    assert "no spare is ready now" in deadpool("kill-rank", "--spare", *where).stderr
+    live.shown = {**live.shown, "spares": [{"worker": 8, "pid": 18, "phase": "ready"}]}
+    killed = deadpool("kill-rank", "--spare", "--how", "exit", *where)
+    assert killed.stdout == "spare: worker 8 (pid 18) was told to exit\n"
+    assert live.events[3:] == [KillRequested(Rank(-1), KillHow.EXIT, WorkerId(8))]
+
+
+def test_kill_rank_waits_for_a_step_and_a_phase(live):
+    where = ("--run-dir", str(live.run_dir))
+    command = [sys.executable, "-m", "deadpool_run", "kill-rank", "1", "--at-step", "7", "--phase", "optimizer", *where]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as killer:
+        for step, activity in ((6, "optimizer"), (7, "step"), (8, "optimizer")):
+            assert live.events == []
+            live.change(ranks=[{**rank, "step": step, "activity": activity} for rank in live.shown["ranks"]])
+        assert killer.stdout.readline() == "rank 1: worker 1 (pid 11) was sent SIGKILL\n"
+        assert killer.wait(WAIT_S) == 0
+
+
+def test_a_job_that_is_not_protected_is_only_hurt_with_yes(live):
+    live.shown = {**live.shown, "phase": "unprotected"}
+    line = ("kill-rank", "1", "--run-dir", str(live.run_dir))
+    refused = deadpool(*line)
+    assert (refused.returncode, "or add --yes" in refused.stderr, live.events) == (2, True, [])
+    assert deadpool(*line, "--yes", "--how", "sigstop").returncode == 0
+    assert live.events == [KillRequested(Rank(1), KillHow.SIGSTOP)]
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ("", "name one of RANK, --random, --node and --spare"),
+        ("1 --random", "name one of RANK"),
+        ("--random --phase step", "--phase 'step': not one of its values, or without RANK"),
+        ("1 --every soon", "--every 'soon': not a duration"),
+    ],
+)
+def test_an_unclear_order_to_kill_is_refused(live, words, why):
+    done = deadpool("kill-rank", *words.split(), "--run-dir", str(live.run_dir))
+    assert (done.returncode, live.events) == (2, [])
+    assert why in done.stderr
 
 
 def test_kill_rank_says_why_not(live):

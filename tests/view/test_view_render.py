@@ -314,3 +314,12 @@ def test_what_is_durable_is_shown_with_its_age():
     nothing = {"place": "/kept", "version": None, "where": None, "written": None}
     assert "durable: nothing yet, in /kept" in to_plain(status(durable=nothing), NOW)
     assert "durable" not in to_plain(status(durable=None), NOW)
+
+
+def test_progress_and_the_cost_of_repairs_have_a_line():
+    cost = {"repairs": 1, "steps_repeated": 1, "lost_s": 0.71, "goodput": 0.948}
+    assert to_plain(status(total_steps=2400, cost=cost), NOW).splitlines()[1] == (
+        "  step 120/2,400 (5 %)  81 steps/s  28s left  1 repair: 0.7 s lost, 1 step repeated, goodput 94.8 %"
+    )
+    assert to_plain(status(total_steps=120), NOW).splitlines()[1] == "  step 120/120 (100 %)  81 steps/s"
+    assert "steps/s" not in to_plain(status(managed=False, total_steps=None), NOW)

@@ -339,7 +339,8 @@ class Leader:
         run = self._record.parts
         output, durable = self._output, self.durable.report()
         dropped = {"console": output.console.dropped, "logs": output.dropped, "journal": self._journal.dropped}
-        return status_object(self.state, self.node.vault.status_page, run, durable, self._nodes(), dropped=dropped)
+        status = status_object(self.state, self.node.vault.status_page, run, durable, self._nodes(), dropped=dropped)
+        return status | {"cost": self._log.summary()}
 
     def _nodes(self) -> NodeReports | None:
         if self.followers is None:

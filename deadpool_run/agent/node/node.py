@@ -144,6 +144,8 @@ class LocalNode:
                 workers.abandon(worker)
             case do.KillWorker(worker, KillHow.EXIT):
                 workers.send(worker, messages.ExitNow(1))
+            case do.KillWorker(worker, KillHow.HANG):
+                workers.send(worker, messages.HangNow())
             case do.KillWorker(worker, how):
                 workers.signal(worker, Signals[how.name])
             case do.TerminateWorker(worker, number, grace_s):

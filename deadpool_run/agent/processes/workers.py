@@ -14,9 +14,19 @@ from deadpool_run.agent.processes.forkserver import ForkServer
 from deadpool_run.core.events import Event, WorkerExited, WorkerStarted, WorkerStartFailed
 from deadpool_run.errors import ProtocolError
 from deadpool_run.ids import Rank, Version, WorkerId
-from deadpool_run.wire.messages import Assign, Captured, Dismiss, ExitNow, Message, ScriptTraceback, Stop, WorkerReport
+from deadpool_run.wire.messages import (
+    Assign,
+    Captured,
+    Dismiss,
+    ExitNow,
+    HangNow,
+    Message,
+    ScriptTraceback,
+    Stop,
+    WorkerReport,
+)
 
-_FOR_THE_PARKED = (Dismiss, ExitNow, Stop)
+_FOR_THE_PARKED = (Dismiss, ExitNow, HangNow, Stop)
 
 
 @dataclass(slots=True)

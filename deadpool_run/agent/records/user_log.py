@@ -4,7 +4,7 @@ Without --verbose a repair is one line when the loss is known, and one when it i
 """
 
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import assert_never
 
 from deadpool_run.agent.console import announcement, report_request, tell
@@ -55,6 +55,10 @@ class UserLog:
     def up_s(self) -> float:
         """How long this agent has led the run."""
         return time.monotonic() - self._began_at
+
+    def summary(self) -> dict[str, float]:
+        """Return what repairs have cost, for viewers."""
+        return {**asdict(self.cost), "goodput": self.cost.goodput(self.up_s)}
 
     def report(self, order: Announce | ReportIncident, status_page: StatusPage) -> None:
         """Print a decision or a repair, and count what the repair cost."""
@@ -107,7 +111,9 @@ class UserLog:
         if not (settings.spares or settings.spare_nodes):
             what.append("no spares")
         others = settings.nodes + settings.spare_nodes - 1
-        waits = f"; waiting for {_count(others, 'more machine')}" if others else ""
+        endpoints = () if spec.cluster is None else spec.cluster.endpoints
+        at = f" at {', '.join(f'{host}:{port}' for host, port in endpoints)}" if endpoints else ""
+        waits = f"; waiting for {_count(others, 'more machine')}{at}" if others else ""
         where = "no log files" if self._output.root is None else f"logs in {self._output.root}"
         return f"run {spec.run_id}: {', '.join(what)}{waits}; {where}"
 

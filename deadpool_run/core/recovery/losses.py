@@ -167,7 +167,14 @@ def _cause(decision: Decision, member: Member, event: ev.WorkerExited) -> str:
 
 
 def kill_requested(decision: Decision, event: ev.KillRequested) -> None:
-    """Inject a fault into a rank's worker, or tell the user why not."""
+    """Inject a fault into a rank's worker or a spare, or tell the user why not."""
+    if event.spare is not None:
+        spare = decision.state.members.get(event.spare)
+        if spare is None or spare.rank is not None or spare.phase is MemberPhase.ENDING:
+            decision.announce(f"fault for spare worker {event.spare} not injected", "there is no such spare now")
+        else:
+            decision.order(do.KillWorker(event.spare, event.how, "fault injected into a spare", injected=True))
+        return
     what = f"fault for rank {event.rank} not injected"
     if not 0 <= event.rank < decision.settings.world_size:
         decision.announce(what, f"there is no such rank: the world has {decision.settings.world_size}")

@@ -70,7 +70,7 @@ class LoopMember(RepairParticipant):
 
     def enter_loop(self, total: int) -> None:
         """Capture the state after set-up, before a loop of `total` steps. A replacement, and a start from a checkpoint, have nothing to capture yet."""
-        self._in_loop, self.total = True, total
+        self._in_loop, self.total, self._status_page.total_steps = True, total, total
         self._optimizers = bool(self.snapshots.protected.optimizers)
         for module in self.snapshots.protected.modules.values():
             module.find_wrappers()

@@ -5,10 +5,12 @@ that a worker which was busy follows only valid orders.
 """
 
 import contextlib
+import ctypes
 import os
 import socket
 import threading
 from collections.abc import Callable
+from typing import NoReturn
 
 from deadpool_run.core.effects import AbortStep, ReleaseWorker, ResumeFrom, SetCaptureInterval
 from deadpool_run.core.events import DrainFailed
@@ -21,6 +23,7 @@ from deadpool_run.wire.messages import (
     Attach,
     Dismiss,
     ExitNow,
+    HangNow,
     Message,
     RunAgain,
     Stop,
@@ -31,6 +34,15 @@ from deadpool_run.worker.process.unwind import AsyncRaise
 _MAX_FDS = 8
 _AGENT_GONE = 1
 _END_S = 60.0
+
+
+def fail(order: ExitNow | HangNow) -> NoReturn:
+    """End at once, or keep the interpreter for ever, as a C function that does not release it."""
+    if isinstance(order, ExitNow):
+        os._exit(order.code)
+    library = ctypes.PyDLL(None)
+    while True:
+        library.pause()
 
 
 def park(control: socket.socket) -> tuple[Assign, list[int]] | None:
@@ -47,8 +59,8 @@ def park(control: socket.socket) -> tuple[Assign, list[int]] | None:
             return message, fds
         case Dismiss() | Stop():
             return None
-        case ExitNow(code=code):
-            os._exit(code)
+        case ExitNow() | HangNow():
+            fail(message)
         case _:
             raise ProtocolError(f"a parked worker received the unexpected message {type(message).__name__}")
 
@@ -260,7 +272,7 @@ class AgentLink:
                 self._interval = interval
                 if self._on_interval is not None:
                     self._on_interval(interval)
-            case ExitNow(code=code):
-                os._exit(code)
+            case ExitNow() | HangNow():
+                fail(message)
             case _:
                 raise ProtocolError(f"a worker received the unexpected message {type(message).__name__}")

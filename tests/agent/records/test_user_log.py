@@ -85,6 +85,12 @@ def test_the_end_has_what_losses_cost(log, page, capfd):
     lines = log()
     page.rank_entries[0].completed = 40
     lines.report(ReportIncident(replace(INCIDENT, steps_repeated=1)), page)
+    assert {**lines.summary(), "goodput": 0} == {
+        "repairs": 1,
+        "steps_repeated": 1,
+        "lost_s": pytest.approx(0.243),
+        "goodput": 0,
+    }
     lines.ended(0, page, managed=True)
     lines.ended(1, page, managed=True)
     fine, failed = capfd.readouterr().err.splitlines()[-2:]

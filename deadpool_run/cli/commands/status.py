@@ -1,4 +1,4 @@
-"""`deadpool-run status` and `deadpool-run kill-rank`: the commands for a live run."""
+"""`deadpool-run status`: shows a live run."""
 
 import json
 import os
@@ -8,11 +8,8 @@ from typing import Annotated
 
 import typer
 
-from deadpool_run.agent.console import tell
 from deadpool_run.cli.runs.find import RunDir, RunId, connect_run, named_dir, run_at
-from deadpool_run.core.injection import KillHow
 from deadpool_run.errors import NoSuchRunError
-from deadpool_run.view.health import ready_spares
 
 
 def status(  # noqa: PLR0913 - one parameter for each option
@@ -65,24 +62,3 @@ def _through_slurm(job: str, words: tuple[str, ...], run_dir: Path | None) -> in
 
     place = run_dir or run_dir_of(job, os.environ)
     return status_through_slurm(job, (*words, *(() if place is None else ("--run-dir", str(place.absolute())))))
-
-
-def kill_rank(
-    rank: Annotated[int, typer.Argument(metavar="RANK", min=0, help="The rank to kill.", show_default=False)],
-    *,
-    how: Annotated[
-        KillHow, typer.Option("--how", help="Signal to send. exit: the process ends itself with code 1.")
-    ] = KillHow.SIGKILL,
-    run_dir: RunDir = None,
-    run_id: RunId = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Don't ask, even on a terminal.")] = False,
-) -> None:
-    """Kill a rank's process in a live run, to see it replaced. The run records the loss as injected."""
-    with connect_run(run_dir, run_id, os.environ) as run:
-        if not ready_spares(run.ask({"do": "status"})):
-            tell("no spare is ready: the rank will be started again")
-        if sys.stdin.isatty() and sys.stderr.isatty() and not yes:
-            typer.confirm(f"Kill rank {rank} of {run.run_dir.name} with {how}?", abort=True, err=True)
-        done = run.ask({"do": "kill-rank", "rank": rank, "how": how.value})
-    fate = "was told to exit" if how is KillHow.EXIT else f"was sent {how.name}"
-    sys.stdout.write(f"rank {done['rank']}: worker {done['worker']} (pid {done['pid']}) {fate}\n")
