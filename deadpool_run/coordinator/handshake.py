@@ -6,10 +6,11 @@ Both sides name the called address as their end of the connection shows it. So a
 import asyncio
 import contextlib
 import errno
+import functools
 import os
 import socket
 from collections.abc import AsyncIterator
-from ipaddress import IPv6Address, ip_address
+from ipaddress import IPv4Address, IPv6Address, ip_address
 
 from deadpool_run.errors import ProtocolError
 from deadpool_run.wire import auth
@@ -20,7 +21,6 @@ from deadpool_run.wire.auth import (
     GreetingRefused,
     GreetingRefusedError,
     Listener,
-    Welcome,
 )
 from deadpool_run.wire.peer_connection import PeerConnection
 
@@ -93,15 +93,17 @@ async def _greet(
     with contextlib.ExitStack() as unless_greeted:
         unless_greeted.callback(_refuse, sock)
         _prepare(sock)
-        listener = Listener(credentials, _name(sock.getsockname()))
+        listener, frames = Listener(credentials, _name(sock.getsockname())), auth.FORMAT.frames()
         async with asyncio.timeout(timeout_s):
-            while True:
-                answer = listener.answer(await _read(sock))
-                await loop.sock_sendall(sock, auth.encode(answer))
-                if isinstance(answer, GreetingRefused):
-                    raise GreetingRefusedError(answer.reason)
-                if isinstance(answer, Welcome):
-                    break
+            while not listener.is_over:
+                # A caller waits for each answer, so a read takes what there is. A leader greets thousands at once.
+                for message in frames.feed(await _received(sock, auth.MAX_BYTES)):
+                    answer = listener.answer(message)
+                    await loop.sock_sendall(sock, auth.encode(answer))
+                    if isinstance(answer, GreetingRefused):
+                        raise GreetingRefusedError(answer.reason)
+        if not frames.is_empty:
+            raise ProtocolError("it sent more than the greeting before the greeting had ended")
         sock.setblocking(True)
         unless_greeted.pop_all()
     return listener.role, PeerConnection(sock, *listener.seals())
@@ -116,10 +118,14 @@ def _refuse(sock: socket.socket) -> None:
 def _name(address: tuple[str, int]) -> str:
     """Return a socket's address and port, the same from both ends: an IPv6 socket may have accepted an IPv4 connection."""
     host, port = address[:2]
+    return f"{_literal(host)} port {port}"
+
+
+@functools.lru_cache(maxsize=64)
+def _literal(host: str) -> IPv4Address | IPv6Address:
     literal = ip_address(host.partition("%")[0])
-    if isinstance(literal, IPv6Address) and literal.ipv4_mapped is not None:
-        literal = literal.ipv4_mapped
-    return f"{literal} port {port}"
+    mapped = literal.ipv4_mapped if isinstance(literal, IPv6Address) else None
+    return literal if mapped is None else mapped
 
 
 def _prepare(sock: socket.socket) -> None:
@@ -132,11 +138,15 @@ async def _read(sock: socket.socket) -> auth.Greeting:
     """Return the next message without a byte beyond it, which belongs to the role. Raises OSError, EOFError and `ProtocolError`."""
     frames = auth.FORMAT.frames()
     while True:
-        data = await asyncio.get_running_loop().sock_recv(sock, min(frames.missing, auth.MAX_BYTES))
-        if not data:
-            raise EOFError("the peer closed the connection")
-        for message in frames.feed(data):
+        for message in frames.feed(await _received(sock, min(frames.missing, auth.MAX_BYTES))):
             return message
+
+
+async def _received(sock: socket.socket, most: int) -> bytes:
+    data = await asyncio.get_running_loop().sock_recv(sock, most)
+    if not data:
+        raise EOFError("the peer closed the connection")
+    return data
 
 
 @contextlib.asynccontextmanager

@@ -47,6 +47,8 @@ class MessageStream(Generic[T]):
         """
         sock.setblocking(False)
         self._sock = sock
+        self._fd = sock.fileno()
+        """For the loop, which would describe a socket object in an exception, with two system calls, and drop that."""
         self._max_unsent_bytes = max_unsent_bytes
         self._on_message = on_message
         self._on_end = on_end
@@ -58,7 +60,7 @@ class MessageStream(Generic[T]):
         self._scheduled = False
         self._waits_for_room = False
         self._closing = False
-        self._loop.add_reader(sock, self._read)
+        self._loop.add_reader(self._fd, self._read)
 
     @property
     def open(self) -> bool:
@@ -102,7 +104,7 @@ class MessageStream(Generic[T]):
         """Send the queued frames, then close. Nothing more is received, and a peer that does not read is closed after a while."""
         if not self.open:
             return
-        self._loop.remove_reader(self._sock)
+        self._loop.remove_reader(self._fd)
         if not self._unsent:
             self.close()
             return
@@ -116,8 +118,8 @@ class MessageStream(Generic[T]):
             self._write()
         if not self.open:
             return
-        self._loop.remove_reader(self._sock)
-        self._loop.remove_writer(self._sock)
+        self._loop.remove_reader(self._fd)
+        self._loop.remove_writer(self._fd)
         self._sock.close()
         self._drop_unsent()
 
@@ -162,7 +164,7 @@ class MessageStream(Generic[T]):
             except BlockingIOError:
                 if not self._waits_for_room:
                     self._waits_for_room = True
-                    self._loop.add_writer(self._sock, self._write)
+                    self._loop.add_writer(self._fd, self._write)
                 return
             except OSError:
                 break  # the peer has ended, and what it sent before is still to be read
@@ -177,7 +179,7 @@ class MessageStream(Generic[T]):
         self._unsent_bytes = 0
         if self._waits_for_room:
             self._waits_for_room = False
-            self._loop.remove_writer(self._sock)
+            self._loop.remove_writer(self._fd)
         self._drop_unsent()
         if self._closing:
             self.close()

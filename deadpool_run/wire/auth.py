@@ -14,6 +14,7 @@ if someone passes it on to an agent at another address.
 Both sides then derive the keys of the connection's two directions from the same values: see `wire.seal`.
 """
 
+import functools
 import hmac
 import secrets
 from dataclasses import dataclass, field
@@ -171,6 +172,12 @@ class Listener:
         self._hello: Hello | None = None
         self._nonce = secrets.token_hex(_NONCE_BYTES)
         self._conversation: _Conversation | None = None
+        self._welcomed = False
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the caller is proved, and was welcomed."""
+        return self._welcomed
 
     @property
     def role(self) -> ConnectionRole:
@@ -215,9 +222,11 @@ class Listener:
             return GreetingRefused(
                 f"the caller is in run {_short(claim.run_id)}, and the listener in run {mine.run_id}"
             )
+        self._welcomed = True
         return Welcome(self._conversation.proof(_Side.LISTENER))
 
 
+@functools.lru_cache(maxsize=4)
 def _key(token: bytes) -> bytes:
     return blake3(token, derive_key_context=f"deadpool-run agents {VERSION}: greeting").digest()
 

@@ -43,6 +43,11 @@ class Frames(Generic[T]):
         (length,) = _LENGTH.unpack_from(self._bytes)
         return int(_LENGTH.size + length + self._tag_bytes - len(self._bytes))
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether no byte waits for the rest of its frame."""
+        return not self._bytes
+
     def feed(self, data: bytes) -> Iterator[T]:
         """Yield every message that is complete with `data`. Raises `ProtocolError`."""
         self._bytes += data

@@ -1,6 +1,6 @@
 """How long the world stands still when a machine is lost: deadpool-run with a node in reserve, and torchrun --nnodes=2:3.
 
-    python tests/bench/nodes.py [--losses 10] [--torchrun-losses 5] [--spare-mode warm] [--quick]
+    python tests/bench/nodes.py [--losses 10] [--torchrun-losses 5] [--spare-mode warm] [--mib 512] [--quick]
 
 Three network namespaces are the machines; two of them hold ranks. A machine's power goes (SIGKILL of all that it runs: its
 connections are closed, which proves nothing), its agent alone (its fork server tells the others), or its link (every packet is
@@ -9,6 +9,10 @@ just before that to the end of the first step that every rank has completed afte
 lost machine, which becomes the next one in reserve. Any machine with ranks may be hit, also the one that leads; torchrun's
 first one never is, since its loss ends the job there. With --spare-mode hot it is the machine whose rank the one in reserve has
 rehearsed. torchrun's script writes a checkpoint after every step.
+
+Before that, four ranks on two machines train without a loss. A snapshot's commit latency runs from the last rank's end of the step
+until `status`, asked every 50 ms, shows the version as committed. With --mib the model is linear layers under DDP, with so much
+state in each rank; torchrun is left out.
 """
 
 import argparse
@@ -19,6 +23,7 @@ import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -37,8 +42,9 @@ TORCHRUN_BOUND_S = 240.0
 LINK_BYTES = 4 << 30
 PARTS = ("promoted", "drained", "rehearsed", "restored", "attached", "first_step")
 LAYOUTS = ("ddp", "fsdp2", "hsdp")
+BIG_STATE = Path(__file__).resolve().parent / "big_state_train.py"
 MIB = 1 << 20
-SNAPSHOTS = 30
+SNAPSHOTS, QUICK_SNAPSHOTS = 30, 6
 """So many are counted, since nodes say what they have sent only now and then."""
 NEWS_S = 2.5
 """Longer than nodes keep to themselves what they have sent and received."""
@@ -68,13 +74,18 @@ def options() -> argparse.Namespace:
     parser.add_argument("--torchrun-losses", type=int, default=5, help="0: leave torchrun out")
     parser.add_argument("--node-timeout", type=float, default=5.0)
     parser.add_argument("--size", default="small", help="of recipes/gpt; small is 38 MiB with its optimizer's state")
+    parser.add_argument(
+        "--mib", type=int, default=0, help="state of a rank, with linear layers in place of recipes/gpt"
+    )
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--spare-mode", choices=("warm", "hot"), default="warm", help="of the machine in reserve")
     parser.add_argument("--quick", action="store_true", help="2 losses of each kind, 1 under torchrun")
     args = parser.parse_args()
     if args.quick:
-        args.losses, args.torchrun_losses = 2, min(1, args.torchrun_losses)
+        args.losses, args.torchrun_losses = min(2, args.losses), min(1, args.torchrun_losses)
+    if args.mib:
+        args.torchrun_losses = 0
     return args
 
 
@@ -82,7 +93,9 @@ def options() -> argparse.Namespace:
 
 
 def deadpool(args: argparse.Namespace, home: Path, hosts: Hosts, nproc: int, *script: object, spares: int = 1) -> Fleet:
-    """Return a run of recipes/gpt under deadpool-run on all of the hosts, `spares` of them in reserve."""
+    """Return a run of recipes/gpt, or of big states, under deadpool-run on all of the hosts, `spares` of them in reserve."""
+    gpt = ("--size", args.size, "--batch", args.batch, "--steps", FOREVER, *script, "--digest-dir", home / "digests")
+    training = (BIG_STATE, "--mib", args.mib) if args.mib else (GPT, *gpt)
 
     def command(host: int, endpoint: str) -> Sequence[object]:
         return (
@@ -98,8 +111,7 @@ def deadpool(args: argparse.Namespace, home: Path, hosts: Hosts, nproc: int, *sc
             ),
             *("--nnodes", len(hosts.names), "--spares", f"{spares}n", "--nproc-per-node", nproc),
             *("--rdzv-endpoint", endpoint, "--node-timeout", args.node_timeout, "--spare-mode", args.spare_mode),
-            *(GPT, "--size", args.size, "--batch", args.batch, "--steps", FOREVER, *script),
-            *("--step-log", home / "steps", "--digest-dir", home / "digests"),
+            *(*training, "--step-log", home / "steps"),
         )
 
     ranks = nproc * (len(hosts.names) - spares)
@@ -265,39 +277,52 @@ def _lose_under_torchrun(run: Fleet, hosts: Hosts, host: int) -> Loss:
     return Loss((max(ends) - began_ns) / 1e9)
 
 
-# --- bytes -----------------------------------------------------------------------------------------------------------
+# --- snapshots -------------------------------------------------------------------------------------------------------
 
 
-def bytes_per_snapshot(args: argparse.Namespace, home: Path) -> dict[str, dict[str, float]]:
-    """Return, of each layout of 4 ranks on 2 machines, the bytes that all send for a snapshot, and what a rank's has."""
+def snapshots(args: argparse.Namespace, home: Path) -> dict[str, dict[str, float]]:
+    """Return, of each layout of 4 ranks on 2 machines, the bytes that all send for a snapshot, and how soon it is committed."""
     found = {}
-    for layout in LAYOUTS:
+    for layout in LAYOUTS[:1] if args.mib else LAYOUTS:
         hosts = Hosts(2)
         try:
             with deadpool(args, home / layout, hosts, 2, "--parallel", layout, spares=0) as run:
-                rate = _sent_mib_per_snapshot(run)
-            found[layout] = {"sent_mib_per_snapshot": rate}
-            print(f"  {layout}: {rate:.1f} MiB a snapshot", flush=True)
+                found[layout] = _commits(run, QUICK_SNAPSHOTS if args.quick else SNAPSHOTS)
+            print(f"  {layout}: {found[layout]['sent_mib_per_snapshot']:.1f} MiB a snapshot", flush=True)
         finally:
             hosts.close()
     return found
 
 
-def _sent_mib_per_snapshot(run: Fleet) -> float:
-    """Return what all nodes sent while some snapshots were committed, for each of them; captures that were skipped are none."""
-    seen: dict[int, int] = {}
+def _commits(run: Fleet, count: int) -> dict[str, float]:
+    """Return figures of so many committed snapshots; captures that were skipped are none."""
+    seen: dict[int, tuple[int, int]] = {}
+    """What was sent, and the time, when a version was first seen as committed."""
 
     def enough() -> bool:
         status = run.status()
         copies = [node["copies"] for node in status.get("nodes", ())]
         if copies and all(copies) and status["committed"] is not None:
             sent = sum(each["sent_bytes"] for each in copies)
-            seen.setdefault(status["committed"], sent)
-        return len(seen) > SNAPSHOTS
+            seen.setdefault(status["committed"], (sent, time.monotonic_ns()))
+        return len(seen) > count
 
     run.wait("enough snapshots are committed", enough, BOUND_S, STATUS_S)
-    first, *_, last = seen.values()
-    return (last - first) / (len(seen) - 1) / MIB
+    (first, _), *_, (last, _) = seen.values()
+    ends: dict[int, int] = {}
+    for log in run.logs:
+        for stamp in log.read():
+            ends[stamp.step + 1] = max(stamp.ns, ends.get(stamp.step + 1, 0))
+    latencies = [
+        (at - ends[version]) / 1e9 for version, (_, at) in [*seen.items()][1:]
+    ]  # the first is older than `seen`
+    steps = [later - earlier for earlier, later in pairwise(sorted(seen))]
+    return {
+        "sent_mib_per_snapshot": (last - first) / (len(seen) - 1) / MIB,
+        "latency_p50_s": median(latencies),
+        "latency_max_s": max(latencies),
+        "steps_per_snapshot_p50": median(steps),
+    }
 
 
 # --- the account -----------------------------------------------------------------------------------------------------
@@ -386,14 +411,23 @@ def main() -> int:
     header("nodes", vars(args))
     with tempfile.TemporaryDirectory(prefix="deadpool-bench-") as home:
         try:
-            sent = bytes_per_snapshot(args, Path(home))
+            committed = snapshots(args, Path(home))
             found, link = measure(args, Path(home))
-            values = {**show(found, link), "bytes": sent}
+            values = {**show(found, link), "snapshots": committed}
         except BenchError as error:
             print(f"nodes: {error}", file=sys.stderr)
             return 1
-    rows = [[layout, f"{each['sent_mib_per_snapshot']:.1f}"] for layout, each in values["bytes"].items()]
-    table([["4 ranks on 2 machines, all together", "MiB sent per snapshot"], *rows])
+    rows = [
+        [
+            layout,
+            f"{each['sent_mib_per_snapshot']:.1f}",
+            *(_ms(each[name]) for name in ("latency_p50_s", "latency_max_s")),
+            f"{each['steps_per_snapshot_p50']:g}",
+        ]
+        for layout, each in values["snapshots"].items()
+    ]
+    titles = ["MiB sent per snapshot", "commit latency, ms, p50", "max", "steps from one to the next, p50"]
+    table([["4 ranks on 2 machines, all together", *titles], *rows])
     result("nodes", {"parameters": vars(args), "results": values})
     return 0
 

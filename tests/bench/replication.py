@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).parents[1] / "vault")]
+sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "vault")]
 
 from vault_kit import Node, fill_slot
 

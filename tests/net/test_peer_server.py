@@ -231,6 +231,27 @@ def _greet(sock):
         sock.sendall(auth.encode(answer))
 
 
+def test_who_sends_more_than_its_proof_before_it_is_let_in_is_refused():
+    async def main(door):
+        with door.connect() as sock:
+            host, port = sock.getpeername()
+            caller = auth.Caller(Credentials(TOKEN), ConnectionRole.MEMBER, f"{host} port {port}")
+
+            def hurry():
+                sock.sendall(auth.encode(caller.hello))
+                (length,) = struct.unpack(">I", sock.recv(4, socket.MSG_WAITALL))
+                proof = caller.answer(auth.decode(sock.recv(length, socket.MSG_WAITALL)))
+                sock.sendall(auth.encode(proof) + b"\0")
+                return rest_of(sock)
+
+            (welcome,) = await asyncio.to_thread(hurry)
+        assert caller.answer(welcome) is None
+        assert not door.came
+        assert door.server.refusals.total == 1
+
+    run(main)
+
+
 def test_who_says_a_byte_now_and_then_is_not_waited_for_longer():
     mine, theirs = tcp_pair()
     found = []

@@ -123,19 +123,25 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     # --- sockets -------------------------------------------------------------------------------------------------
 
-    def add_reader(self, sock: Any, callback: Callable[..., Any], *args: Any) -> None:
+    def add_reader(self, fd: Any, callback: Callable[..., Any], *args: Any) -> None:
+        sock = self._sock(fd)
         assert not sock.closed, "a closed socket is watched"
         self._readers[sock] = asyncio.Handle(callback, args, self, None)
 
-    def remove_reader(self, sock: Any) -> bool:
-        return _cancelled(self._readers.pop(sock, None))
+    def remove_reader(self, fd: Any) -> bool:
+        return _cancelled(self._readers.pop(self._sock(fd), None))
 
-    def add_writer(self, sock: Any, callback: Callable[..., Any], *args: Any) -> None:
+    def add_writer(self, fd: Any, callback: Callable[..., Any], *args: Any) -> None:
+        sock = self._sock(fd)
         assert not sock.closed, "a closed socket is watched"
         self._writers[sock] = asyncio.Handle(callback, args, self, None)
 
-    def remove_writer(self, sock: Any) -> bool:
-        return _cancelled(self._writers.pop(sock, None))
+    def remove_writer(self, fd: Any) -> bool:
+        return _cancelled(self._writers.pop(self._sock(fd), None))
+
+    def _sock(self, fd: Any) -> SimSocket:
+        """Return the socket, which may be given by its number."""
+        return next(sock for sock in self.machine.sockets if sock.number == fd) if isinstance(fd, int) else fd
 
     async def sock_connect(self, sock: Any, address: tuple[str, int]) -> None:
         sock.connect(address)
