@@ -6,7 +6,8 @@ python tests/pictures/chart.py
 
 import json
 from pathlib import Path
-from xml.sax.saxutils import escape
+
+from svg import GREY, INK, LINE, box, line, picture, text
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "pictures"
 RESULT, PICTURE = FOLDER / "recovery-times.json", FOLDER / "recovery-times.svg"
@@ -16,15 +17,8 @@ BARS = (
     ("torchrun", "torchrun, checkpoint after each step", "#9ca3af"),
 )
 WIDTH, LEFT, RIGHT, TOP, ROW = 760, 262, 70, 58, 44
-FONTS = "system-ui, -apple-system, Segoe UI, Helvetica, Arial, sans-serif"
 STEPS_S = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0)
 """Distances of the axis's marks."""
-
-
-def text(x, y, words, **attributes):
-    """Return a text element."""
-    extra = "".join(f' {name.replace("_", "-")}="{value}"' for name, value in attributes.items())
-    return f'<text x="{x:.1f}" y="{y:.1f}"{extra}>{escape(words)}</text>'
 
 
 def chart(result):
@@ -38,35 +32,26 @@ def chart(result):
     ranks = result["parameters"]["ranks"]
     parts = [
         text(16, 26, f"From kill -9 of a rank to the next step of all {ranks} ranks", font_size=16, font_weight="bold"),
-        text(16, 45, "Bars are medians, dots are single kills. Seconds; less is better.", fill="#6b7280"),
+        text(16, 45, "Bars are medians, dots are single kills. Seconds; less is better.", fill=GREY),
     ]
     for number in range(round(end / step) + 1):
         x = LEFT + number * step * scale
-        parts.append(f'<line x1="{x:.1f}" y1="{TOP}" x2="{x:.1f}" y2="{bottom}" stroke="#e5e7eb"/>')
-        parts.append(text(x, bottom + 17, f"{number * step:g}", text_anchor="middle", fill="#6b7280"))
+        parts.append(line((x, TOP), (x, bottom), stroke=LINE))
+        parts.append(text(x, bottom + 17, f"{number * step:g}", text_anchor="middle", fill=GREY))
     for row, (_, label, colour, values) in enumerate(found):
         y = TOP + ROW * row + 8
         median = values["p50_s"]
         parts.append(text(LEFT - 10, y + 19, label, text_anchor="end"))
-        parts.append(f'<rect x="{LEFT}" y="{y}" width="{median * scale:.1f}" height="28" rx="3" fill="{colour}"/>')
+        parts.append(box(LEFT, y, median * scale, 28, fill=colour))
         parts += [
-            f'<circle cx="{LEFT + each * scale:.1f}" cy="{y + 14}" r="3" fill="#111827" fill-opacity="0.45"/>'
+            f'<circle cx="{LEFT + each * scale:.1f}" cy="{y + 14}" r="3" fill="{INK}" fill-opacity="0.45"/>'
             for each in values["total_s"]
         ]
         parts.append(text(LEFT + values["max_s"] * scale + 10, y + 19, f"{median:.2f} s", font_weight="bold"))
     height = bottom + 58
     medians = ", ".join(f"{label} {values['p50_s']:.2f} s" for _, label, _, values in found)
-    frame = f'viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" font-family="{FONTS}" font-size="13"'
-    return "\n".join(
-        (
-            f'<svg xmlns="http://www.w3.org/2000/svg" {frame} role="img" fill="#111827">',
-            f"<title>Recovery times, medians: {medians}</title>",
-            f'<rect width="{WIDTH}" height="{height}" rx="8" fill="#ffffff" stroke="#e5e7eb"/>',
-            *parts,
-            text(16, bottom + 44, footnote(result), font_size=11, fill="#6b7280"),
-            "</svg>\n",
-        )
-    )
+    parts.append(text(16, bottom + 44, footnote(result), font_size=11, fill=GREY))
+    return picture(WIDTH, height, f"Recovery times, medians: {medians}", parts)
 
 
 def footnote(result):

@@ -5,6 +5,7 @@ import re
 from xml.etree import ElementTree as ET
 
 import chart
+import explain
 import pytest
 
 PICTURES = sorted(chart.FOLDER.glob("*.svg"))
@@ -13,6 +14,12 @@ PICTURES = sorted(chart.FOLDER.glob("*.svg"))
 def test_the_chart_is_drawn_from_the_result():
     drawn = chart.chart(json.loads(chart.RESULT.read_text(encoding="utf-8")))
     assert chart.PICTURE.read_text(encoding="utf-8") == drawn, "run `python tests/pictures/chart.py`"
+
+
+def test_the_drawings_are_those_of_the_program():
+    for name, drawn in explain.pictures().items():
+        kept = (explain.FOLDER / name).read_text(encoding="utf-8")
+        assert kept == drawn, "run `python tests/pictures/explain.py`"
 
 
 @pytest.mark.parametrize("picture", PICTURES, ids=lambda path: path.name)
