@@ -132,6 +132,41 @@ def test_a_killed_rank_is_replaced_and_weights_are_equal(programs, unpacked, tmp
     assert "The weights are the same, bit for bit." in found.stdout
 
 
+DIES_ONCE = """
+import os
+import signal
+import torch
+import deadpool_run as deadpool
+
+job = deadpool.init()
+model = torch.nn.Linear(2, 2)
+optimizer = torch.optim.Adam(model.parameters())
+job.protect(model=model, optimizer=optimizer)
+for step in job.steps(20):
+    with step:
+        if step.index == 5 and job.rank == 1 and os.environ["DEADPOOL_REPLACEMENT"] == "0":
+            os.kill(os.getpid(), signal.SIGKILL)
+        torch.distributed.all_reduce(torch.ones(1))
+        model(torch.randn(4, 2)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+print(f"rank {job.rank} of process {os.getppid()}, replaced {os.environ['DEADPOOL_REPLACEMENT']}", flush=True)
+"""
+CONTAINER = ["unshare", "--mount", "--pid", "--fork", "--mount-proc", "sh", "-c"]
+SMALL_SHM = 'mount -t tmpfs -o size=64k shm /dev/shm && exec "$@"'
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes namespaces here")
+def test_process_1_of_a_container_with_little_shared_memory_repairs(programs, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(DIES_ONCE)
+    launch = (programs / "deadpool-run", "--nproc-per-node", 2, "--spares", 1, script)
+    found = run(CONTAINER[0], *CONTAINER[1:], SMALL_SHM, "sh", *launch, home=tmp_path)
+    assert found.returncode == 0, found.stdout + found.stderr
+    said = "rank 0 of process 1, replaced 0", "rank 1 of process 1, replaced 1"
+    assert sorted(found.stdout.splitlines()) == list(said)
+
+
 def test_check_finds_a_recipe_exact(programs, unpacked, tmp_path):
     script = unpacked / "recipes" / "minimal" / "train.py"
     words = ("check", "--no-config", "--faults", 1, "--nproc-per-node", 2, script, 40)
