@@ -167,9 +167,9 @@ def test_process_1_of_a_container_with_little_shared_memory_repairs(programs, tm
     assert sorted(found.stdout.splitlines()) == list(said)
 
 
-def test_check_finds_a_recipe_exact(programs, unpacked, tmp_path):
-    script = unpacked / "recipes" / "minimal" / "train.py"
-    words = ("check", "--no-config", "--faults", 1, "--nproc-per-node", 2, script, 40)
+def test_check_finds_the_tutorials_script_exact(programs, unpacked, tmp_path):
+    script = unpacked / "recipes" / "tutorial" / "train.py"
+    words = ("check", "--no-config", "--faults", 1, "--nproc-per-node", 2, script)
     found = run(programs / "deadpool-run", *words, home=tmp_path)
     assert found.returncode == 0, found.stdout + found.stderr
     assert "1 of 1 exact" in found.stdout
