@@ -47,8 +47,10 @@ def blame(error: BaseException) -> Blame:
 
     Frames of other libraries, and of our modules that only pass on user code or arguments, are skipped.
     """
+    if isinstance(error, AttachError):
+        return Blame.NOBODY  # a peer was lost, or the network failed
     if isinstance(error, DeadpoolError):
-        return Blame.OURS if isinstance(error, ProtocolError | AttachError) else Blame.SCRIPT
+        return Blame.OURS if isinstance(error, ProtocolError) else Blame.SCRIPT
     names = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
     for depth, name in enumerate(reversed(names)):
         if not name.startswith(_OURS + "/"):

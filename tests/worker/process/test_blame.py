@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader
 
-from deadpool_run.errors import Blame, ProtocolError, RefusedError, ScriptError, SnapshotError, StepAborted
+from deadpool_run.errors import AttachError, Blame, ProtocolError, RefusedError, ScriptError, SnapshotError, StepAborted
 from deadpool_run.worker.loop.batches import Batches
 from deadpool_run.worker.process.blame import _PASS_ON, blame, refusal
 from deadpool_run.worker.process.script_files import is_library
@@ -101,7 +101,7 @@ def test_a_loader_that_raises_is_the_scripts():
 
 
 def test_the_network_and_the_machine_are_nobodys_where_our_code_noticed():
-    for error in (ConnectionResetError("x"), MemoryError("x"), dist.DistNetworkError("x")):
+    for error in (ConnectionResetError("x"), MemoryError("x"), dist.DistNetworkError("x"), AttachError("x")):
         assert blame(raised(beneath(hooks, error)["slip"])) is Blame.NOBODY
     assert blame(of_script("open('/no/such/file')")) is Blame.SCRIPT
 
