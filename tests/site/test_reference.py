@@ -55,7 +55,7 @@ def status():
 
 def test_the_status_has_the_fields_of_its_page():
     found = status()
-    assert fields(section("status-schema.md", "## Top level")) == {*found, "time", "health"}
+    assert fields(section("status-schema.md", "## Top level")) == {*found, "time", "health", "cost"}
     assert f"| `schema_version` | {status_report.SCHEMA_VERSION} |" in page("status-schema.md")
     for heading, objects in (("A rank", "ranks"), ("A spare", "spares"), ("A node", "nodes")):
         assert fields(section("status-schema.md", f"## {heading}")) == set(found[objects][0]), heading
