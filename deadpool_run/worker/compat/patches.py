@@ -91,10 +91,11 @@ def _batch(torch_batch: Any, p2p_op_list: list[Any]) -> list[Any]:
     """Coalesce a batch on a device: torch does so only on a plain ProcessGroup, and NCCL deadlocks on crossing sends without it."""
     first: Any = p2p_op_list[0] if p2p_op_list else None
     group = getattr(first, "group", None) or dist.GroupMember.WORLD
-    if first is None or not isinstance(group, GroupApi) or not group.runs_on(first.tensor.device):
-        return list(torch_batch(p2p_op_list))
+    device = getattr(getattr(first, "tensor", None), "device", None)
+    if device is None or not isinstance(group, GroupApi) or not group.runs_on(device):
+        return list(torch_batch(p2p_op_list))  # which refuses what is no operation
     distributed_c10d._check_p2p_op_list(p2p_op_list)  # noqa: SLF001
-    with distributed_c10d._coalescing_manager(group, first.tensor.device, async_ops=True) as manager:  # noqa: SLF001
+    with distributed_c10d._coalescing_manager(group, device, async_ops=True) as manager:  # noqa: SLF001
         for op in p2p_op_list:
             peer = "group_dst" if op.op is dist.isend else "group_src"
             op.op(op.tensor, group=op.group, tag=op.tag, **{peer: op.group_peer})
