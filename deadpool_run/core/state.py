@@ -53,6 +53,8 @@ class Repair:
     """When the next of these begins; None if none is due."""
     fetch_again_at: float | None = None
     """When replacements fetch their states again, as the only node that has one could not send it; None if none waits."""
+    fetch_failed_at: float | None = None
+    """When the first of these fetches failed; None since another node is the source."""
     replaced_for_network_at: float | None = None
     """When a worker was last ended because it could not build its communicators."""
     asked_at: float | None = None

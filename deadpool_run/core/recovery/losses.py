@@ -109,11 +109,15 @@ def fetch_failed(decision: Decision, event: ev.FetchFailed) -> None:
         decision.set_member(member.worker, blameless=True)
     elif event.epoch != decision.state.epoch:
         return
-    patience_until = decision.repair.began_at + decision.settings.repair_timeout_s
+    under_way = decision.repair
+    began_at = decision.now if under_way.fetch_failed_at is None else under_way.fetch_failed_at
+    patience_until = began_at + decision.settings.repair_timeout_s
     if holders.is_only_source(decision.state, member.rank, event.source) and decision.now < patience_until:
+        under_way.fetch_failed_at = began_at
         repair.fetch_later(decision, member.rank)
     else:
-        decision.repair.failed_sources |= {(member.rank, event.source)}
+        under_way.fetch_failed_at = None
+        under_way.failed_sources |= {(member.rank, event.source)}
         holders.forget(decision, member.rank, event.source)
     repair.begin_epoch(decision, why)
 

@@ -89,9 +89,10 @@ def test_a_pause_of_all_machines_costs_no_leader_that_was_out_of_reach_for_a_mom
     run(1670546040, "calm")
 
 
-def test_a_link_that_is_cut_for_a_moment_does_not_cost_the_only_copy_of_a_rank():
-    """The replacement could not reach the copy, and the job stopped."""
-    run(4188607034, "hard")
+@pytest.mark.parametrize(("seed", "kind"), [(4188607034, "hard"), (2979176130, "calm"), (2979176362, "hard")])
+def test_a_link_that_is_cut_for_a_moment_does_not_cost_the_only_copy_of_a_rank(seed, kind):
+    """The replacement could not reach the copy, and the job stopped; also in a repair that had lasted long before."""
+    run(seed, kind)
 
 
 # --- single faults ---------------------------------------------------------------------------------------------------
