@@ -106,7 +106,8 @@ class Scopes:
 
     def _search(self, where: str, variables: Iterable[tuple[str, Any]]) -> None:
         for key, value in list(variables):
-            self._look(f"{where}.{key}", value)
+            if key != "__builtins__":
+                self._look(f"{where}.{key}", value)
 
     def _look(self, name: str, value: Any) -> None:
         kind = type(value)
@@ -187,8 +188,9 @@ class Scopes:
         self._attributes.add(name, function)
         if has_changing_defaults(function):
             self._add(Scope(f"{name}, defaults", partial(defaults_of, function), partial(set_defaults, function)))
-        if function.__closure__:
-            cells = dict(zip(function.__code__.co_freevars, function.__closure__, strict=True))
+        cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+        cells.pop("__class__", None)  # of a method that calls super()
+        if cells:
             self._add(Scope(f"{name}()", partial(closed_over, cells), partial(_fill, cells)))
 
 
