@@ -101,7 +101,7 @@ class CheckRunner:
             self._process = subprocess.Popen(  # noqa: S603 - our launcher with the user's script
                 launcher, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env=env
             )
-            code = self._wait(self._process)
+            code = end_of(self._process, self.timeout_s, _END_S)
             self._process = None
         seconds = time.monotonic() - began
         reason = str(read_object(folder / _RUN_DIR / RECORD_NAME).get("reason") or "")
@@ -113,16 +113,17 @@ class CheckRunner:
             reason = lines[-1] if lines else f"the launcher exited with code {code}"
         return CheckRun(folder, fault, code, reason, seconds)
 
-    def _wait(self, process: subprocess.Popen[bytes]) -> int | None:
-        """Return its exit code; None at the time limit. The process has ended when this returns or raises."""
+
+def end_of(process: subprocess.Popen[bytes], timeout_s: float, grace_s: float) -> int | None:
+    """Return its exit code; None at the time limit, when it gets SIGTERM, and SIGKILL after `grace_s`. The process has ended when this returns or raises."""
+    try:
+        return process.wait(timeout_s)
+    except subprocess.TimeoutExpired:
+        return None
+    finally:
+        process.terminate()  # unless it has ended
         try:
-            return process.wait(self.timeout_s)
+            process.wait(grace_s)
         except subprocess.TimeoutExpired:
-            return None
-        finally:
-            process.terminate()  # unless it has ended
-            try:
-                process.wait(_END_S)
-            except subprocess.TimeoutExpired:
-                process.kill()  # its workers end with it
-                process.wait()
+            process.kill()  # its workers end with it
+            process.wait()

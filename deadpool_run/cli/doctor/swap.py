@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from deadpool_run.cli.check.run import end_of
 from deadpool_run.cli.doctor.findings import Finding, Grade
 
 _SCRIPT = """
@@ -98,17 +99,7 @@ def _run(here: Path, environment: Mapping[str, str], timeout_s: float) -> tuple[
     command = [sys.executable, "-P", "-m", "deadpool_run", "run", *options, str(here / "swap.py"), str(here)]
     with (here / "output").open("w+b") as output:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=env)  # noqa: S603 - our own
-        try:
-            code: int | None = process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            code = None
-        finally:
-            process.terminate()  # unless it has ended
-            try:
-                process.wait(_END_S)
-            except subprocess.TimeoutExpired:
-                process.kill()  # its workers end with it
-                process.wait()
+        code = end_of(process, timeout_s, _END_S)
         output.seek(0)
         return code, output.read().decode(errors="replace")
 
