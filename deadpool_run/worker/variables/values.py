@@ -155,7 +155,7 @@ class ValueWriter:
         return ["new", number, content]
 
     def _content(self, kind: type, value: Any) -> Any:
-        if isinstance(value, Tensor):
+        if issubclass(kind, Tensor):  # which a weak proxy is not
             return self._tensor(value)
         if is_array(value):
             return self._array(value)

@@ -82,17 +82,17 @@ class Variables:
 
     def begin(
         self,
-        excluded: Collection[int] = (),
+        protected: Iterable[object] = (),
         modules: Iterable[tuple[str, nn.Module]] = (),
         others: Iterable[Tensor] = (),
     ) -> None:
         """Find the variables; the loop begins.
 
-        `excluded` are identities of objects that are kept otherwise, as are `others` and what shares their memory; of `modules`, by
-        name, the plain attributes are kept.
+        `protected` are objects that are kept otherwise, as are `others` and what shares their memory; of `modules`, by name, the
+        plain attributes are kept.
         """
         note_loop()
-        self._scopes = Scopes(excluded, modules)
+        self._scopes = Scopes(protected, modules)
         self._objects = Objects()
         self._copies = TensorCopies(others)
         self._before = {
@@ -160,6 +160,10 @@ class Variables:
             wanted = {name: kept for name, value in lost.items() if (kept := kept_back(value)) is not None}
             if wanted:
                 scope.write(wanted)
+
+    def keeps(self, obj: object) -> bool:
+        """Return whether the content of an object is among the variables, or is kept otherwise."""
+        return self._scopes is not None and self._scopes.is_scope(obj)
 
     def counts(self) -> dict[str, int]:
         """Return the small whole numbers in variables, by name."""
@@ -309,11 +313,11 @@ def _shown(scope: str, name: str) -> str:
 
 
 def _tensors_of(value: Any) -> Iterator[tuple[str, Tensor]]:
-    if isinstance(value, Tensor):
+    if issubclass(type(value), Tensor):
         yield "", value
     elif type(value) in (list, tuple, dict) and len(value) <= MOST_VALUES:
         parts = list(value.items() if type(value) is dict else enumerate(value))
-        yield from ((f"[{key!r}]", part) for key, part in parts if isinstance(part, Tensor))
+        yield from ((f"[{key!r}]", part) for key, part in parts if issubclass(type(part), Tensor))
 
 
 def _is_same(value: Any, parts: tuple[Any, ...] | None) -> bool:

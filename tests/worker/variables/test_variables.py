@@ -225,7 +225,7 @@ def test_larger_tensors_are_found_wherever_they_are():
 
 def test_a_protected_object_is_left_alone():
     protected, variables = Tracker(), Variables()
-    variables.begin({id(protected)})
+    variables.begin([protected])
     taken = variables.take()
     protected.n = 5
     held = protected
