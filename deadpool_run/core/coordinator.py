@@ -11,7 +11,7 @@ from deadpool_run.core.effects import Effect
 from deadpool_run.core.events import Event
 from deadpool_run.core.leadership import takeover
 from deadpool_run.core.members import vacant_seats
-from deadpool_run.core.recovery import losses, repair, restart, shutdown, spare_pool
+from deadpool_run.core.recovery import losses, relocation, repair, restart, shutdown, spare_pool
 from deadpool_run.core.reports import Handler, accepted, in_epoch
 from deadpool_run.core.settings import Settings
 from deadpool_run.core.state import State
@@ -24,6 +24,7 @@ HANDLERS: dict[type[Event], Handler] = {
     ev.JobSubmitted: restart.submitted,
     ev.StopRequested: shutdown.stop_requested,
     ev.KillRequested: losses.kill_requested,
+    ev.DrainRequested: relocation.requested,
     ev.TimeAdvanced: lambda decision, _: timers.advance(decision),
     ev.CoordinatorMoved: lambda _decision, _event: None,  # `takeover.events_to_handle` has done it all
     ev.NodeResynced: takeover.resynced_late,
@@ -49,8 +50,9 @@ HANDLERS: dict[type[Event], Handler] = {
     ev.LoopBypassed: accepted(restart.bypassed),
     ev.TranscriptSealed: accepted(reports.sealed),
     ev.CaptureSkipped: accepted(interval.skipped),
+    ev.StepsLimited: in_epoch(accepted(relocation.limited)),
     ev.LoopFinished: reports.loop_finished,
-    ev.SurvivorDrained: in_epoch(accepted(repair.drained, replacement=False)),
+    ev.SurvivorDrained: in_epoch(accepted(relocation.drained, replacement=False)),
     ev.DrainFailed: in_epoch(repair.drain_failed),
     ev.RunUnwound: accepted(repair.unwound, replacement=True),
     ev.ReplacementRehearsed: in_epoch(reports.rehearsed),
@@ -102,11 +104,13 @@ def _advance(decision: Decision) -> None:
         restart.advance_unprotected(decision)
     if state.phase is JobPhase.RUNNING:
         repair.report(decision)
+        relocation.advance(decision)
     if state.phase in (JobPhase.UNPROTECTED, JobPhase.RUNNING) and _every_rank_is_through(state):
         shutdown.release(decision)
     spare_pool.heal(decision)
     spare_pool.prepare(decision)
     buddies.update(decision)
+    relocation.release_nodes(decision)
     if state.phase is JobPhase.FINISHING:
         shutdown.advance_finishing(decision)
     if state.phase is JobPhase.STOPPING:

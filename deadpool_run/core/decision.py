@@ -26,6 +26,7 @@ class Changes:
 
     joined: list[NodeId] = field(default_factory=list)
     nodes_lost: bool = False
+    """Or nodes closed, or opened again."""
     alive: set[NodeId] = field(default_factory=set)
     """Nodes that a worker came to or is about to leave."""
     done: bool = False
@@ -143,7 +144,27 @@ class Decision:
         places.forget(state, lost)
         for node in lost:
             state.shortages.pop(node, None)
+        state.closed, state.released = state.closed.difference(lost), state.released.difference(lost)
+        if state.relocation is not None and state.relocation.node in lost:
+            state.relocation = None
         self.changes.nodes_lost = True
+
+    def close_node(self, node: NodeId) -> None:
+        """Give the node no more ranks and workers, and end its spares."""
+        self.state.closed |= {node}
+        self.changes.nodes_lost = True
+        for member in self.state.on_node(node):
+            if member.phase in (MemberPhase.READY, MemberPhase.PREPARING):
+                self.order(do.DismissWorker(member.worker))
+            elif member.phase is MemberPhase.STARTING:
+                self.kill(member.worker, "its node is drained")
+
+    def end_relocation(self) -> None:
+        """Forget a drain that is not complete; its node is used again."""
+        relocation, self.state.relocation = self.state.relocation, None
+        if relocation is not None and relocation.node is not None:
+            self.state.closed -= {relocation.node}
+            self.changes.nodes_lost = self.changes.vacancies = True
 
     # --- decisions ------------------------------------------------------------------------------------------------
 

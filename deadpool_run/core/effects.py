@@ -98,6 +98,12 @@ class DiscardAbove(Tagged):
     version: Version
 
 
+class ReleaseNode(Tagged):
+    """Let a drained node leave the job: it has no rank, and no copy that is needed."""
+
+    node: NodeId
+
+
 class AttachGroups(_ToWorker):
     """Build the member's communicators for this epoch, then report `RankAttached` and continue."""
 
@@ -108,6 +114,16 @@ class SetCaptureInterval(_ToWorker):
     """Capture only versions that this number divides."""
 
     interval: int
+
+
+class LimitSteps(_ToWorker):
+    """Begin no step after this version, or after the first one that can still be the last; None: no limit any more.
+
+    A newer epoch ends the limit too.
+    """
+
+    epoch: Epoch
+    version: Version | None
 
 
 class ReleaseWorker(_ToWorker):
@@ -138,7 +154,7 @@ class TerminateWorker(_ToWorker):
 
 
 class Loss(Untagged):
-    """The loss of one rank, and its replacement; None while it has none."""
+    """The loss of one rank, and its replacement; None while it has none. `planned`: the rank was drained."""
 
     rank: Rank
     worker: WorkerId
@@ -146,6 +162,7 @@ class Loss(Untagged):
     injected: bool
     replacement: WorkerId | None = None
     from_spare: bool = False
+    planned: bool = False
 
 
 class Incident(Untagged):
@@ -164,6 +181,12 @@ class Incident(Untagged):
     first_step_s: float
     reentered: tuple[Rank, ...] = ()
     """Ranks whose workers could not be drained, and ran their script again."""
+
+    @property
+    def planned(self) -> bool:
+        """Whether nothing was lost: the ranks were drained."""
+        return bool(self.losses) and all(loss.planned for loss in self.losses) and not self.steps_repeated
+
     exposed_s: float | None = None
     """From the loss of a node until every rank had all its copies again. None: not yet, or no node was lost."""
 
@@ -214,6 +237,8 @@ Effect = (
     | ReportReplicas
     | DiscardAbove
     | SetCaptureInterval
+    | LimitSteps
+    | ReleaseNode
     | ReportIncident
     | Announce
     | StopJob

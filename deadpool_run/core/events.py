@@ -1,5 +1,6 @@
 """Events: facts that are reported to the coordinator, in the past tense. Closed union: `Event`."""
 
+from deadpool_run.core.found import WorkerFound
 from deadpool_run.core.injection import KillHow
 from deadpool_run.errors import Blame
 from deadpool_run.ids import ONLY_NODE, Epoch, NodeId, Rank, Version, WorkerId
@@ -70,40 +71,6 @@ class CoordinatorMoved(Tagged):
 
     term: int
     node: NodeId
-
-
-class WorkerFound(Untagged):
-    """A worker of an agent's inventory. Exactly one of `code` and `signal` is set once it has ended.
-
-    `rank` is its rank, -1 if none, and `epoch` the epoch of the order that gave it the rank.
-    """
-
-    worker: WorkerId
-    pid: int
-    rank: int = -1
-    epoch: Epoch = _NO_EPOCH
-    ready: bool = False
-    initialized: bool = False
-    """Its script called `init()`."""
-    rehearsed: bool = False
-    """It reported `ReplacementRehearsed`: its set-up is complete, and no longer needs the store of that time."""
-    reentering: bool = False
-    """It was ordered to run its script again, and has not reported `RankRestored` since. `rehearsed` is of that run."""
-    finished: bool = False
-    """It reported `LoopFinished`, and was not ordered to drain since."""
-    released: bool = False
-    """It was ordered to leave its loop."""
-    dismissed: bool = False
-    """It holds no rank, and was ordered to exit."""
-    interval: int = 0
-    """Steps between its snapshots, by the last order that reached it."""
-    code: int | None = None
-    signal: int | None = None
-
-    @property
-    def alive(self) -> bool:
-        """Tell whether the process exists."""
-        return self.code is None and self.signal is None
 
 
 class NodeResynced(Tagged):
@@ -309,6 +276,17 @@ class CaptureSkipped(_OfWorker):
     """The growth that did not fit into memory; empty if the reason was another one."""
 
 
+class StepsLimited(_OfWorkerInEpoch):
+    """The worker begins no step after this version. Answers `LimitSteps`, and comes again when the version is reached.
+
+    Then the worker waits, and `captured` tells whether one of its slots holds the version.
+    """
+
+    version: Version
+    reached: bool = False
+    captured: bool = False
+
+
 class LoopFinished(_OfWorker):
     """The worker has completed its last step and captured it; it waits to be released."""
 
@@ -328,6 +306,13 @@ class KillRequested(Tagged):
     how: KillHow
     spare: WorkerId | None = None
     """The spare to fail; then the rank has no meaning."""
+
+
+class DrainRequested(Tagged):
+    """A user asks that a rank, or every rank of a node, moves to a spare at a step's end. One of the two is set."""
+
+    rank: Rank | None = None
+    node: NodeId | None = None
 
 
 class StopRequested(Tagged):
@@ -366,6 +351,7 @@ WorkerEvent = (
     | FirstStepCompleted
     | CollectiveFailed
     | CaptureSkipped
+    | StepsLimited
     | LoopFinished
     | WorkerHung
 )
@@ -383,6 +369,7 @@ Event = (
     | CopyRefused
     | RefusedCopyTaken
     | KillRequested
+    | DrainRequested
     | StopRequested
     | TimeAdvanced
 )

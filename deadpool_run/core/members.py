@@ -48,6 +48,8 @@ class Member:
     """It has reported that there is no memory for its snapshots."""
     blameless: bool = False
     """It is ended because others failed it, which is no evidence against the script."""
+    planned: bool = False
+    """It is ended because its rank is drained. Implies ENDING."""
 
     @property
     def held_rank(self) -> Rank:

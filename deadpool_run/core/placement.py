@@ -44,7 +44,8 @@ def world(settings: Settings, state: State) -> list[Seating]:
     if state.count(MemberPhase.READY) < settings.world_size:
         return []
     seatings = []
-    good_first = sorted(in_order(state.nodes.values()), key=lambda node: places.has_bad(state, node.node))
+    open_nodes = (node for node in state.nodes.values() if node.node not in state.closed)
+    good_first = sorted(in_order(open_nodes), key=lambda node: places.has_bad(state, node.node))
     for index, node in enumerate(in_order(good_first[: settings.nodes])):
         ready = [member for member in state.on_node(node.node) if member.phase is MemberPhase.READY]
         if len(ready) < settings.ranks_per_node:
@@ -68,7 +69,8 @@ def replacements(state: State, vacant: list[Seat]) -> list[Seating]:
         homes.setdefault(seat.node, []).append(seat)
     alone: list[Seat] = []
     for home, seats in homes.items():
-        together = None if home in state.nodes or len(seats) < 2 else ready.room(seats)
+        stays = home in state.nodes and home not in state.closed
+        together = None if stays or len(seats) < 2 else ready.room(seats)
         if together is None:
             alone += seats
             continue
@@ -91,6 +93,8 @@ class _Ready:
         self._free: dict[NodeId, list[Member]] = {}
         """Oldest first; nodes without any are left out."""
         for member in state.in_phase(MemberPhase.READY):
+            if member.node in state.closed:
+                continue
             self._free.setdefault(member.node, []).append(member)
         self.taken: list[Seating] = []
         self._local_ranks: dict[NodeId, set[int]] = {}

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 
 from deadpool_run.core.counters import MemberCounters, SeatCounters
 from deadpool_run.core.effects import Incident, Loss
-from deadpool_run.core.events import Event, Place, WorkerFound
+from deadpool_run.core.events import Event, Place
+from deadpool_run.core.found import WorkerFound
 from deadpool_run.core.members import NO_EPOCH, NO_VERSION, Member, Seat
 from deadpool_run.core.transitions import ATTACHED, JobPhase, MemberPhase
 from deadpool_run.errors import Blame
@@ -77,6 +78,27 @@ class Repair:
     attached_at: float | None = None
     exposed_s: float | None = None
     """See `effects.Incident`; None until it is known."""
+
+
+@dataclass(slots=True)
+class Relocation:
+    """A drain under way: ranks move to spares at a step's end. See `recovery.relocation`."""
+
+    began_at: float
+    node: NodeId | None
+    """Every rank on this node moves."""
+    worker: WorkerId | None
+    """Or only the rank of this worker."""
+    meets_in: Epoch = NO_EPOCH
+    """The epoch in which ranks were asked to meet. Void in any other."""
+    limit: Version = NO_VERSION
+    """The newest version at which some rank can stop."""
+    is_set: bool = False
+    """Every rank was told the limit."""
+    waiting: set[WorkerId] = field(default_factory=set)
+    """Workers that have not said where they can stop; once the limit is set, those that have not reached it."""
+    moves_in: Epoch = NO_EPOCH
+    """The epoch in which the workers are ended, and their ranks move. Void in any other."""
 
 
 @dataclass(slots=True)
@@ -195,6 +217,12 @@ class State:
     """Above every id ever used."""
     repair: Repair | None = None
     """Set in REPAIRING, and in RUNNING until every rank has completed a step."""
+    relocation: Relocation | None = None
+    """Set in RUNNING, and in REPAIRING while its ranks move."""
+    closed: frozenset[NodeId] = frozenset()
+    """Living nodes that are drained, or were: they get no ranks and no workers. Once they have no ranks, no copies either."""
+    released: frozenset[NodeId] = frozenset()
+    """Those of them that were allowed to leave, in this term."""
     suspicion: Suspicion | None = None
     unpreparable: bool = False
     """A spare could not rehearse ahead of need, so no other tries."""
@@ -247,6 +275,10 @@ class State:
     def ranks_on(self, node: NodeId) -> AbstractSet[Rank]:
         """Return the ranks whose owners live on the node, or lived there last."""
         return self.seat_counters.by_node.get(node, frozenset())
+
+    def is_left(self, node: NodeId) -> bool:
+        """Tell whether the node is drained and has no ranks any more."""
+        return node in self.closed and not self.ranks_on(node)
 
     def on_node(self, node: NodeId) -> list[Member]:
         """Return the node's members, oldest first."""

@@ -7,7 +7,7 @@ from deadpool_run.core import placement, places
 from deadpool_run.core.copies import holders, interval, shortages
 from deadpool_run.core.decision import Decision
 from deadpool_run.core.members import Member
-from deadpool_run.core.recovery import repair, restart, shutdown, spare_pool
+from deadpool_run.core.recovery import relocation, repair, restart, shutdown, spare_pool
 from deadpool_run.core.settings import Settings
 from deadpool_run.core.state import Repair, State
 from deadpool_run.core.transitions import JobPhase, MemberPhase
@@ -175,12 +175,13 @@ def _of_job(settings: Settings, state: State) -> Iterator[Deadline]:
     is_longer = state.capture_interval > settings.capture_interval
     if is_longer and state.skipped_at is not None and state.phase is JobPhase.RUNNING:
         yield Deadline(state.skipped_at + interval.calm_s(settings, state), interval.calm)
-    avoid_at = shortages.next_deadline(state)
-    if avoid_at is not None:
-        yield Deadline(avoid_at, shortages.avoid)
-    heal_at = spare_pool.heal_deadline(settings, state)
-    if heal_at is not None:
-        yield Deadline(heal_at, spare_pool.heal)
+    for at, meet in (
+        (shortages.next_deadline(state), shortages.avoid),
+        (relocation.next_deadline(settings, state), relocation.overdue),
+        (spare_pool.heal_deadline(settings, state), spare_pool.heal),
+    ):
+        if at is not None:
+            yield Deadline(at, meet)
     if state.phase is JobPhase.UNPROTECTED and state.warn_at is not None:
         yield Deadline(state.warn_at, restart.unprotected)
     if state.phase is JobPhase.STARTING:

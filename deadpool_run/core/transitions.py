@@ -140,6 +140,7 @@ MEMBER_TRANSITIONS: Mapping[MemberPhase, dict[Trigger, MemberPhase]] = MappingPr
             ev.FirstStepCompleted: _M.RUNNING,
             ev.CollectiveFailed: _M.RUNNING,
             ev.CaptureSkipped: _M.RUNNING,
+            ev.StepsLimited: _M.RUNNING,
             ev.LoopFinished: _M.FINISHED,
         },
         _M.DRAINING: {
@@ -190,7 +191,7 @@ MEMBER_TRANSITIONS: Mapping[MemberPhase, dict[Trigger, MemberPhase]] = MappingPr
         # It may have attached already, and be in its script.
         _M.ATTACHING: {**_SURVIVOR, ev.RankAttached: _M.RUNNING, ev.AttachFailed: _M.UNATTACHED},
         _M.UNATTACHED: {**_IN_REPAIR},
-        _M.FINISHED: {**_SURVIVOR, do.ReleaseWorker: _M.RELEASED},
+        _M.FINISHED: {**_SURVIVOR, ev.StepsLimited: _M.FINISHED, do.ReleaseWorker: _M.RELEASED},
         _M.RELEASED: {**_RANKED},
         _M.DISMISSED: {**_MORTAL},
         _M.RAISED: {**_MORTAL, ev.JobRefused: _M.RAISED},

@@ -95,6 +95,8 @@ _EVENTS: Mapping[str, Callable[[int, Words], ev.Event]] = {
     "stepped": lambda w, say: ev.FirstStepCompleted(w, say.epoch),
     "suspect": lambda w, say: ev.CollectiveFailed(w, say.epoch, say.text),
     "skip": lambda w, say: ev.CaptureSkipped(w, say.number),
+    "limited": lambda w, say: ev.StepsLimited(w, say.epoch, say.number),
+    "reached": lambda w, say: ev.StepsLimited(w, say.epoch, say.number, True, "uncaptured" not in say.options),
     "finished": lambda w, say: ev.LoopFinished(w, say.number),
     "hung": lambda w, say: ev.WorkerHung(w, say.text),
     "fetchfailed": lambda w, say: ev.FetchFailed(w, say.epoch, say.options["from"], say.text),
@@ -134,6 +136,8 @@ class Run:
                 yield ev.JobSubmitted()
             case "fault":
                 yield ev.KillRequested(numbers[0], KillHow(plain[1]))
+            case "drain":
+                yield ev.DrainRequested(numbers[0] if numbers else None, options.get("node"))
             case "stop":
                 yield ev.StopRequested(numbers[0])
             case "join":
@@ -155,7 +159,7 @@ class Run:
                 held = tuple(int(version) for version in options.get("held", "").split(",") if version)
                 epoch = int(options.get("epoch", self.state.epoch))
                 yield ev.ReplicasReported(plain[0], int(options["rank"]), epoch, held)
-        if name in ("start", "fault", "stop", "join", "lose", "committed", "nomemory", "takes", "holds"):
+        if name in ("start", "fault", "drain", "stop", "join", "lose", "committed", "nomemory", "takes", "holds"):
             return
         words = Words(
             epoch=int(options.get("epoch", self.state.epoch)),
@@ -240,6 +244,7 @@ def _split(effect: do.Effect) -> tuple[str, str, str]:
 def _incident(incident: do.Incident) -> str:
     losses = "; ".join(
         f"rank {loss.rank} w{loss.worker} {loss.cause}{' [injected]' if loss.injected else ''}"
+        f"{' [planned]' if loss.planned else ''}"
         f" -> w{loss.replacement}{' (spare)' if loss.from_spare else ''}"
         for loss in incident.losses
     )

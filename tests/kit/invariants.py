@@ -6,7 +6,7 @@ from deadpool_run.core.counters import MemberCounters, SeatCounters
 from deadpool_run.core.recovery import spare_pool
 from deadpool_run.core.settings import Settings
 from deadpool_run.core.state import State
-from deadpool_run.core.transitions import AT_WORK_IN_REPAIR, ATTACHED, HOLDS_RANK, JobPhase, MemberPhase
+from deadpool_run.core.transitions import AT_WORK_IN_REPAIR, ATTACHED, HOLDS_RANK, PARKED, JobPhase, MemberPhase
 
 _OVER = frozenset({JobPhase.STOPPING, JobPhase.STOPPED})
 
@@ -25,6 +25,7 @@ def _broken(settings: Settings, state: State) -> Iterator[str]:
     yield from _broken_phase(settings, state)
     yield from _broken_repair(state)
     yield from _broken_nodes(settings, state)
+    yield from _broken_relocation(state)
     yield from _broken_counters(state)
 
 
@@ -65,6 +66,26 @@ def _broken_nodes(settings: Settings, state: State) -> Iterator[str]:
     for rank, buddies in enumerate(state.buddies):
         if len(set(buddies)) < len(buddies) or (state.phase is JobPhase.RUNNING and state.seats[rank].node in buddies):
             yield f"the copies of rank {rank} are not on other nodes: {buddies}"
+
+
+def _broken_relocation(state: State) -> Iterator[str]:
+    relocation = state.relocation
+    if relocation is not None and state.phase not in (JobPhase.RUNNING, JobPhase.REPAIRING):
+        yield f"a drain is under way while {state.phase}"
+    if relocation is not None and relocation.node is not None and relocation.node not in state.closed:
+        yield f"{relocation.node} is being drained, and may get ranks"
+    if not state.released <= state.closed <= state.nodes.keys():
+        yield f"of the nodes {list(state.nodes)}, {set(state.closed)} are closed and {set(state.released)} released"
+    for node in state.closed:
+        if any(member.phase in PARKED for member in state.on_node(node)):
+            yield f"a spare is kept on {node}, which is drained"
+    for node in state.released:
+        held = {buddy for buddies in state.buddies for buddy in buddies}
+        if state.phase is JobPhase.RUNNING and (node in held or any(state.owner(r) for r in state.ranks_on(node))):
+            yield f"{node} may leave, and has a rank or a copy"
+    for member in state.members.values():
+        if member.planned and member.phase is not MemberPhase.ENDING:
+            yield f"worker {member.worker} was ended for a drain, and is {member.phase}"
 
 
 def _broken_seats(settings: Settings, state: State) -> Iterator[str]:

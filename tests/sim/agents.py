@@ -40,6 +40,7 @@ def rebased(own_now: float, last_now: float, heard_at: float) -> float:
 
 _FOUND_AFTER = {
     do.AbortStep: {"finished": False},
+    do.PrepareSpare: {"preparing": True},
     do.ReEnter: {"reentering": True, "rehearsed": False},
     do.ReleaseWorker: {"released": True},
     do.DismissWorker: {"dismissed": True},
@@ -368,6 +369,8 @@ class Agent:
                 self.cluster.stop(self, effect)
             case do.Announce() | do.ReportIncident() | do.SetCaptureInterval():
                 pass
+            case do.ReleaseNode():
+                self.cluster.release(effect.node)
             case do.BeginGeneration() | do.SetBuddies() | do.DiscardAbove():
                 epoch = self.state.epoch
                 if isinstance(effect, do.SetBuddies):
@@ -381,6 +384,9 @@ class Agent:
                     self.cluster.check_assignment(self, effect)
                 if isinstance(effect, do.AttachGroups):
                     self.cluster.check_all_restored(self, effect)
+                relocation = self.state.relocation
+                if isinstance(effect, do.AbortStep) and relocation and relocation.moves_in == effect.epoch:
+                    self.cluster.moves.add(effect.epoch)
                 if isinstance(effect, do.KillWorker):
                     self.cluster.check_not_stuck(self, effect)
                 node = self.cluster.workers_node(effect.worker, self.state)
@@ -392,7 +398,8 @@ class Agent:
     def watch_commit(self) -> None:
         storage = self.cluster.storage
         if self.decides() and self.cluster.stopped is None and not self.cluster.bare:
-            if self.state.buddies and not self.state.committed and storage.committed() >= 0 and not self.state.move:
+            awaited = not self.state.committed or self.state.closed != self.state.released
+            if self.state.buddies and awaited and storage.committed() >= 0 and not self.state.move:
                 self.decide(ev.SnapshotCommitted(storage.committed(), self.state.epoch))
             self.cluster.clock.after(0.05, self.watch_commit)
 
@@ -438,7 +445,7 @@ class Agent:
             case do.AttachGroups():
                 storage.attach_on(self.name, cluster.ranks[effect.worker], epoch)
                 self.pass_on(effect)
-            case do.AbortStep() | do.ReEnter() | do.ReleaseWorker() | do.DismissWorker():
+            case do.AbortStep() | do.PrepareSpare() | do.ReEnter() | do.ReleaseWorker() | do.DismissWorker():
                 if isinstance(effect, do.ReEnter):
                     cluster.workers[effect.worker].store = cluster.terms[term]
                 self.know(effect.worker, **_FOUND_AFTER[type(effect)])
@@ -465,6 +472,8 @@ class Agent:
                 self.know(event.worker, rehearsed=True)
             case ev.RankRestored():
                 self.know(event.worker, reentering=False)
+            case ev.FetchFailed():
+                self.know(event.worker, preparing=False)
             case ev.LoopFinished():
                 self.know(event.worker, finished=True)
             case ev.WorkerExited():

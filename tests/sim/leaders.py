@@ -59,6 +59,10 @@ class Cluster:
         self.gaps: dict[tuple[str, int], dict[int, tuple[float, ev.Event]]] = {}
         self.terms: dict[int, str] = {}
         self.epochs: dict[int, str] = {}
+        self.moves: set[int] = set()
+        """Epochs that began to move ranks, and not for a loss."""
+        self.left: list[str] = []
+        """Nodes that were drained and have left."""
         self.faults = list(faults)
         self.done_to: list[str] = []
         self.troubled_at = self.disturbed_at = 0.0
@@ -156,6 +160,16 @@ class Cluster:
             self.closed(name)
         if loud and self.rng.random() < 0.5:  # its fork server lived longer, and tells the voters
             self.clock.after(0.1, lambda: self.witness_end(name))
+
+    def release(self, name: str) -> None:
+        """A drained node may leave: its agent ends."""
+
+        def leave() -> None:
+            if self.agents[name].alive and self.stopped is None:
+                self.left.append(name)
+                self.end_agent(name, loud=True)
+
+        self.clock.after(self.rng.uniform(0.0, 0.3), leave)
 
     def witness_end(self, name: str) -> None:
         for other in self.agents[name].mind.configuration.voters:

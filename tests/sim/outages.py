@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING
 
 from agents import T
 
+from deadpool_run.core import events as ev
+from deadpool_run.ids import Rank
+
 if TYPE_CHECKING:
     from leaders import Cluster
 
@@ -42,6 +45,9 @@ class Fault:
                     alive[self.whom % len(alive)].die(signal=9)
             case "cut":
                 self.cut(cluster, living, whom)
+            case "drain":
+                rank = Rank(self.whom % cluster.settings.world_size) if self.kind == "drain rank" else None
+                cluster.leader.decide(ev.DrainRequested(rank, whom if rank is None else None))
 
     def cut(self, cluster: Cluster, living: list[str], whom: str) -> None:
         """Split the living in two (`whom` among the smaller part), or cut one direction of one node's links."""
@@ -102,6 +108,10 @@ KINDS = (
     ),
     *("repair, kill leader", "repair, power leader"),
 )
+MOVES = (
+    *("drain rank", "drain any", "drain any", "drain leader"),
+    *("drain, kill leader", "drain, power leader", "drain, worker", "drain, cut any"),
+)
 
 
 def planned(rng: random.Random, kinds: tuple[str, ...]) -> tuple[Fault, ...]:
@@ -113,6 +123,9 @@ def planned(rng: random.Random, kinds: tuple[str, ...]) -> tuple[Fault, ...]:
         if kind.startswith("repair, "):
             faults.append(Fault(at, "worker", rng.randrange(12)))
             at, kind = at + rng.uniform(0.05, 1.0), kind.removeprefix("repair, ")
+        elif kind.startswith("drain, "):
+            faults.append(Fault(at, rng.choice(("drain rank", "drain any")), rng.randrange(12)))
+            at, kind = at + rng.uniform(0.05, 2.0), kind.removeprefix("drain, ")
         faults.append(Fault(at, kind, rng.randrange(12), heal))
         at += rng.choice((rng.uniform(0.0, 0.3), rng.uniform(0.0, 1.5), rng.uniform(0.0, 6.0)))
     return tuple(faults)

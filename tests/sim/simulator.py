@@ -93,6 +93,11 @@ class Simulation:
         self.refusals = 0
         """Copies that nodes refused for lack of memory."""
         self.asked_to_stop = False
+        self.moves: set[int] = set()
+        """Epochs that began to move ranks, and not for a loss."""
+        self.moved: list[do.Incident] = []
+        self.left: list[str] = []
+        """Nodes that were drained and have left."""
         self.refused: list[int] = []
         """Workers whose library refused to go on while they held a rank."""
         self.stopped: do.StopJob | None = None
@@ -213,7 +218,18 @@ class Simulation:
                 self.workers[effect.worker].die(signal=9)
             case do.StopJob():
                 self.stopped = effect
+            case do.AbortStep():
+                if self.state.relocation is not None and self.state.relocation.moves_in == effect.epoch:
+                    self.moves.add(effect.epoch)
+                self.send(effect)
+            case do.ReleaseNode():
+                copied = not self.state.buddies or self.storage.committed() >= 0
+                assert copied, f"{effect.node} may leave before others have its copies"
+                self.clock.after(self.rng.uniform(0.0, 0.5), lambda: self.leave(effect.node))
             case do.ReportIncident():
+                if effect.incident.planned:
+                    self.moved.append(effect.incident)
+                    self.watch_commit(self.state.epoch)
                 self.crashes = 0 if effect.incident.losses else self.crashes
             case do.SetCaptureInterval() | do.Announce():
                 pass
@@ -238,10 +254,11 @@ class Simulation:
 
     def watch_commit(self, epoch: int) -> None:
         """The leader's agent tells when the first version is safe."""
-        if self.stopped is None and self.state.epoch == epoch and not self.state.committed:
+        awaited = not self.state.committed or self.state.closed != self.state.released
+        if self.stopped is None and self.state.epoch == epoch and awaited:
             if self.storage.committed() >= 0:
                 self.tell(ev.SnapshotCommitted(self.storage.committed(), epoch))
-            else:
+            if self.state.closed or self.storage.committed() < 0:
                 self.clock.after(0.02, lambda: self.watch_commit(epoch))
 
     def check_hangs(self) -> None:
@@ -267,6 +284,10 @@ class Simulation:
             self.tell(ev.StopRequested(15))
         elif fault.kind.startswith("lose node"):
             self.lose_nodes(fault, 2 if fault.kind == "lose nodes" else 1)
+        elif fault.kind == "drain rank":
+            self.tell(ev.DrainRequested(rank=Rank(fault.whom % self.settings.world_size)))
+        elif fault.kind == "drain node":
+            self.tell(ev.DrainRequested(node=sorted(self.state.nodes)[fault.whom % len(self.state.nodes)]))
         elif fault.kind == "start":
             self.breaks.add("start")
             self.parked_faults += 1
@@ -274,6 +295,17 @@ class Simulation:
             self.strike(fault, wanted[fault.whom % len(wanted)])
         self.troubled_at = self.clock.now
         self.log.append(f"{self.clock.now:8.3f} !! {fault}")
+
+    def leave(self, name: str) -> None:
+        """A node that was drained leaves: nothing is lost with it."""
+        if name in self.state.nodes and self.stopped is None:
+            assert not any(w.alive and w.rank is not None for w in self.workers.values() if w.node == name)
+            self.storage.lose(name)
+            self.left.append(name)
+            for worker in self.workers.values():
+                if worker.node == name:
+                    worker.vanish()
+            self.tell(ev.NodeLost(name, "it has left"))
 
     def lose_nodes(self, fault: Fault, count: int) -> None:
         """Power is cut: known at once by connections, or by silence; of all together. Others may come for them."""
@@ -387,8 +419,8 @@ class Simulation:
             "in a row were not ready in time": self.parked_faults >= places.NEVER_READY,
             "rank ": not self.state.managed,  # a loss before anyone called init()
             "lost: power": not self.state.managed,
-            "and no other came": len(self.nodes_lost) > self.settings.spare_nodes,
-            "no place is left": len(self.nodes_lost) > self.settings.spare_nodes,
+            "and no other came": len(self.nodes_lost) + len(self.left) > self.settings.spare_nodes,
+            "no place is left": len(self.nodes_lost) + len(self.left) > self.settings.spare_nodes,
             "no version is held by every rank": self.uncovered_losses > 0 and not self.settings.durable,
         }
         assert any(text in reason and excused for text, excused in excuses.items()), f"stopped without need: {reason}"
@@ -397,12 +429,16 @@ class Simulation:
         """Tell whether any one node may be lost now: no other is, and every rank's copies are where they should be."""
         lost = {node.name for node in self.storage.nodes.values() if not node.alive}
         # After a loss, new copies take their time; so they do after a refusal.
-        copied = self.storage.committed() >= 0 or not (self.nodes_lost or self.refusals)
+        copied = self.storage.committed() >= 0 or not (
+            self.nodes_lost or self.refusals or self.left or self.state.closed
+        )
         return self.state.phase is JobPhase.RUNNING and not lost & set(self.state.nodes) and copied
 
 
 def planned(rng: random.Random, kinds: tuple[str, ...]) -> tuple[Fault, ...]:
     """Return some faults, often close to one another."""
+    if not kinds:
+        return ()
     at, found = rng.choice((rng.uniform(0.0, 1.5), rng.uniform(1.0, 4.0), rng.uniform(1.0, 4.0))), []
     for _ in range(rng.choice((1, 2, 3, 4, 8))):
         found.append(Fault(at, rng.choice(kinds), rng.randrange(12)))

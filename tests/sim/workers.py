@@ -33,6 +33,8 @@ class Mode(Enum):
     RESTORING = auto()
     RESTORED = auto()
     ATTACHING = auto()
+    HELD = auto()
+    """It has reached the limit of its steps, between two of them."""
     FINISHED = auto()
     LEAVING = auto()
 
@@ -69,6 +71,10 @@ class Worker:
         cannot be run again), "attach"."""
         self.reentered = False
         """It was told to run its script again since it was last attached."""
+        self.limit: int | None = None
+        """It begins no step after this version."""
+        self.begun = -1
+        """The version after which its newest step began."""
         self.plan = 0
 
     # --- its process ---------------------------------------------------------------------------------------------
@@ -145,6 +151,8 @@ class Worker:
                 self._prepare(order)
             case do.AbortStep():
                 self._abort(order)
+            case do.LimitSteps():
+                self._limit(order)
             case do.ReEnter():
                 self._reenter(order)
             case do.ResumeFrom():
@@ -241,7 +249,9 @@ class Worker:
 
     def _abort(self, order: do.AbortStep) -> None:
         assert order.epoch > self.epoch, f"aborted into epoch {order.epoch} after {self.epoch}"
-        self.epoch = order.epoch
+        whole = self.mode in (Mode.HELD, Mode.FINISHED) and self.begun < self.completed
+        assert whole or order.epoch not in self.sim.moves, "a step is cut for a drain"
+        self.epoch, self.limit = order.epoch, None
         if self.mode in (Mode.REHEARSING, Mode.UNWINDING):
             return
         if not self.has_state:
@@ -340,7 +350,35 @@ class Worker:
 
     # --- training ------------------------------------------------------------------------------------------------
 
+    def _limit(self, order: do.LimitSteps) -> None:
+        if order.epoch < self.epoch:
+            return
+        assert order.epoch == self.attached, f"told where to stop in epoch {order.epoch}, and is in {self.attached}"
+        self.limit = None if order.version is None else max(order.version, self.begun + 1)
+        if self.limit is not None:
+            self.say(ev.StepsLimited(self.number, order.epoch, self.limit))
+        if self.mode is Mode.HELD:
+            self.interrupt()
+            self._next_step()
+
+    def _hold(self, tries: int = 0) -> None:
+        self.mode = Mode.HELD
+        storage, snapshot = self.sim.storage, (self.completed, self.token)
+        held = self.completed in storage.held(self.rank, self.node)
+        if held or storage.capture(self.rank, snapshot, self.attached, self.node):
+            self.to_capture = False
+            self.say(ev.StepsLimited(self.number, self.attached, self.completed, reached=True, captured=True))
+        elif tries > 1200:
+            storage.skip(self.rank, self.completed)
+            self.say(ev.StepsLimited(self.number, self.attached, self.completed, reached=True))
+        else:
+            self.then(0.05, lambda: self._hold(tries + 1))
+
     def _next_step(self) -> None:
+        if self.limit is not None and self.completed >= self.limit:
+            self._hold()
+            return
+        self.begun = min(self.completed, self.sim.steps - 1)
         if self.completed >= self.sim.steps:
             self._finish()
             return

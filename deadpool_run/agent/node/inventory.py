@@ -5,7 +5,8 @@ from msgspec.structs import replace
 from deadpool_run.core import effects as do
 from deadpool_run.core import events as ev
 from deadpool_run.core.effects import Effect
-from deadpool_run.core.events import Event, NodeResynced, WorkerFound
+from deadpool_run.core.events import Event, NodeResynced
+from deadpool_run.core.found import WorkerFound
 from deadpool_run.ids import Epoch, NodeId, Rank, Version, WorkerId
 
 
@@ -26,6 +27,8 @@ class Inventory:
                 self._discarded = (epoch, version)
             case do.AssignRank(worker, rank, epoch):
                 self._change(worker, rank=rank, epoch=epoch, interval=capture_interval)
+            case do.PrepareSpare(worker):
+                self._change(worker, preparing=True)
             case do.SetCaptureInterval(worker, interval):
                 self._change(worker, interval=interval)
             case do.AbortStep(worker):
@@ -52,6 +55,8 @@ class Inventory:
                 self._change(worker, rehearsed=True)
             case ev.RankRestored(worker):
                 self._change(worker, reentering=False)
+            case ev.FetchFailed(worker):  # a spare that got no transcript is parked
+                self._change(worker, preparing=False)
             case ev.LoopFinished(worker):
                 self._change(worker, finished=True)
             case ev.WorkerExited(worker, code, signal):

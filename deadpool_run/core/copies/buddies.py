@@ -82,6 +82,14 @@ def update(decision: Decision) -> None:
         decision.effects.append(do.SetBuddies(chosen))
 
 
+def left_home(decision: Decision, rank: Rank, node: NodeId) -> None:
+    """Count the node that the rank leaves as its former buddy: it has the newest version, and the present ones may not."""
+    state = decision.state
+    if state.buddies:
+        homes = [(node,) if seat.rank == rank else () for seat in state.seats]
+        state.former_buddies = _joined(state.former_buddies, homes)
+
+
 def inherit(decision: Decision, holds: Mapping[NodeId, Iterable[Rank]]) -> None:
     """Count every node that holds anything of a rank as its former buddy, after a takeover.
 
@@ -118,15 +126,16 @@ def _is_up_to_date(decision: Decision) -> bool:
 
 
 def choose(settings: Settings, state: State) -> tuple[tuple[NodeId, ...], ...]:
-    """Return each rank's buddies; empty if there is no other node.
+    """Return each rank's buddies; empty if there is no other node. A node that was drained is none.
 
     A node that holds copies keeps them unless another is better, since every change sends a whole snapshot.
     """
-    replicas = min(settings.replicas, len(state.nodes) - 1)
+    living = {node: record for node, record in state.nodes.items() if not state.is_left(node)}
+    replicas = min(settings.replicas, len(living) - 1)
     if replicas < 1:
         return ()
     alike = _alike(state)
-    nodes = _Nodes(state, most=-(-settings.world_size * replicas // len(state.nodes)))
+    nodes = _Nodes(state, living, most=-(-settings.world_size * replicas // len(living)))
     chosen = []
     for seat in state.seats:
         home = None if seat.node is None else state.nodes.get(seat.node)
@@ -140,17 +149,17 @@ def choose(settings: Settings, state: State) -> tuple[tuple[NodeId, ...], ...]:
 
 
 class _Nodes:
-    """All nodes: those with memory for further copies, and those without."""
+    """All nodes that can hold copies: those with memory for further ones, and those without."""
 
-    def __init__(self, state: State, most: int) -> None:
+    def __init__(self, state: State, living: Mapping[NodeId, NodeRecord], most: int) -> None:
         """Begin without copies. A node with `most` copies has its share."""
         self._state = state
-        self._short = frozenset(node for node in state.shortages if shortages.is_short(state, node))
-        copies = dict.fromkeys(state.nodes, 0)
-        with_memory = [node for node in state.nodes.values() if node.node not in self._short]
-        without_memory = [state.nodes[node] for node in self._short]
-        self._with_memory = _Ring(state, with_memory, copies, most)
-        self._without_memory = _Ring(state, without_memory, copies, most)
+        self._short = frozenset(node for node in state.shortages if node in living and shortages.is_short(state, node))
+        copies = dict.fromkeys(living, 0)
+        with_memory = [node for node in living.values() if node.node not in self._short]
+        without_memory = [living[node] for node in self._short]
+        self._with_memory = _Ring(living, state.arrivals, with_memory, copies, most)
+        self._without_memory = _Ring(living, state.arrivals, without_memory, copies, most)
 
     def load(self, nodes: Iterable[NodeRecord]) -> None:
         """Add a copy to each of these nodes."""
@@ -179,9 +188,17 @@ class _Nodes:
 class _Ring:
     """Some nodes by number of copies, then in order of arrival, so that a choice looks at few of them."""
 
-    def __init__(self, state: State, nodes: Iterable[NodeRecord], copies: dict[NodeId, int], most: int) -> None:
-        """Begin without copies. `copies` counts those of all nodes. A node with `most` copies has its share."""
-        self._state = state
+    def __init__(
+        self,
+        living: Mapping[NodeId, NodeRecord],
+        arrivals: int,
+        nodes: Iterable[NodeRecord],
+        copies: dict[NodeId, int],
+        most: int,
+    ) -> None:
+        """Begin without copies. `copies` counts those of all `living` nodes. A node with `most` copies has its share."""
+        self._living = living
+        self._arrivals = arrivals
         self._most = most
         self._copies = copies
         self._with: dict[int, list[NodeRecord]] = {0: sorted(nodes, key=_arrival)}
@@ -217,7 +234,7 @@ class _Ring:
             copies = self._copies[node.node]
             return copies >= self._most, node.node not in before, copies, self._distance(node, start)
 
-        return sorted((self._state.nodes[node] for node in nodes if node in self._state.nodes), key=worth)
+        return sorted((self._living[node] for node in nodes if node in self._living), key=worth)
 
     def best(self, home: NodeRecord | None, before: tuple[NodeId, ...]) -> Iterator[NodeRecord]:
         """Yield these nodes and those in `before`, but not the rank's home, the best first.
@@ -226,7 +243,7 @@ class _Ring:
         then nodes with the fewest copies, and last the order of the ring after home.
         """
         start = 0 if home is None else home.arrival + 1
-        kept = [self._state.nodes[node] for node in before if node in self._state.nodes]
+        kept = [self._living[node] for node in before if node in self._living]
         kept = [node for node in dict.fromkeys(kept) if node is not home]
         kept.sort(key=lambda node: (self._copies[node.node], self._distance(node, start)))
         for near in (False, True):
@@ -242,7 +259,7 @@ class _Ring:
 
     def _distance(self, node: NodeRecord, start: int) -> int:
         """Return how far along the ring a node is from there."""
-        return (node.arrival - start) % (self._state.arrivals + 1)
+        return (node.arrival - start) % (self._arrivals + 1)
 
     def _around(self, start: int, *, full: bool) -> Iterator[NodeRecord]:
         """Yield the nodes with their share, or those below it, by number of copies and then from `start` on."""

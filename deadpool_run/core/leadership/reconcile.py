@@ -13,7 +13,7 @@ from deadpool_run.core import effects as do
 from deadpool_run.core import placement
 from deadpool_run.core.copies import holders
 from deadpool_run.core.decision import Decision
-from deadpool_run.core.events import WorkerFound
+from deadpool_run.core.found import WorkerFound
 from deadpool_run.core.injection import KillHow
 from deadpool_run.core.members import NO_EPOCH, Member
 from deadpool_run.core.recovery import repair, restart, shutdown, spare_pool
@@ -24,6 +24,7 @@ from deadpool_run.ids import Epoch, NodeId, Rank, Version, WorkerId
 
 _REPAIRED_IN = frozenset({JobPhase.RUNNING, JobPhase.REPAIRING})
 _OUTDATED = "it was given its rank by another coordinator, and is not needed"
+_PREPARING = "it was rehearsing ahead of need for another coordinator, and does not say again how far it came"
 _BESIDE_THE_LAST = "it was setting up beside the last coordinator's store, which is gone"
 
 
@@ -132,8 +133,13 @@ def _is_there(decision: Decision, member: Member, found: WorkerFound) -> None:
         decision.set_member(member.worker, rank=None, replacement=False, phase=MemberPhase.READY, since=decision.now)
     elif member.phase in PARKED and found.dismissed:
         decision.set_member(member.worker, phase=MemberPhase.DISMISSED, since=decision.now)
-    elif member.phase is MemberPhase.PREPARING:
-        # It may never have been told to; whoever has rehearsed says nothing again.
+    elif (
+        member.phase in PARKED
+        and found.preparing
+        and (member.phase is not MemberPhase.READY or member.prepared is None)
+    ):
+        decision.kill(member.worker, _PREPARING)
+    elif member.phase is MemberPhase.PREPARING:  # the order never arrived
         decision.set_member(member.worker, phase=MemberPhase.READY, prepared=None, since=decision.now)
     elif member.phase is MemberPhase.STARTING and found.ready:
         decision.set_member(member.worker, phase=MemberPhase.READY, since=decision.now, ready_at=decision.now)
@@ -233,7 +239,7 @@ def _was_finishing(decision: Decision, truth: Truth) -> Truth:
     if decision.state.phase is JobPhase.REPAIRING:
         decision.enter(JobPhase.RUNNING, "every rank was attached")
     decision.enter(JobPhase.FINISHING, "every rank was done")
-    decision.state.repair = None
+    decision.state.repair = decision.state.relocation = None
     fallen = list(truth.fallen)
     for claim in truth.unrecorded:
         if claim.found.released or claim.found.finished:

@@ -71,6 +71,7 @@ def _moved(decision: Decision, event: ev.CoordinatorMoved) -> bool:
     state.next_worker = WorkerId(max(state.next_worker, event.term << TERM_BITS))
     state.suspicion = None
     state.buddies_told = False
+    state.released = frozenset()  # the order may not have been performed
     state.move = Move(decision.now, event.node, waiting=set(state.nodes), deferred=deferred)
     decision.announce(
         f"the coordinator is on node {_name(decision, event.node)} now", f"it moved, in term {event.term}"

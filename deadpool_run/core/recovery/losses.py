@@ -9,7 +9,7 @@ from deadpool_run.core import places
 from deadpool_run.core.copies import buddies, holders
 from deadpool_run.core.decision import Decision
 from deadpool_run.core.members import Member
-from deadpool_run.core.recovery import repair, restart, shutdown, spare_pool
+from deadpool_run.core.recovery import relocation, repair, restart, shutdown, spare_pool
 from deadpool_run.core.transitions import ATTACHED, JobPhase, MemberPhase
 from deadpool_run.ids import NodeId
 from deadpool_run.text import shortened
@@ -47,6 +47,9 @@ def _left(decision: Decision, member: Member, event: ev.WorkerExited) -> None:
 
 def _lost(decision: Decision, member: Member, event: ev.WorkerExited) -> None:
     fallen = repair.LostRank(member, _cause(decision, member, event), holders.held_after_death(event))
+    if relocation.is_planned(decision.state, member):
+        relocation.left(decision, fallen)
+        return
     if decision.state.phase is JobPhase.FINISHING and _by_its_own_will(member, event):
         shutdown.stop(decision, 1, f"{fallen.why} after its last step")
     else:
@@ -82,12 +85,16 @@ def remove_nodes(decision: Decision, lost: Mapping[NodeId, str]) -> dict[NodeId,
     names = {node: state.nodes[node].place.name for node in lost}
     if state.exposed_at is None and buddies.had_copies(state, lost):
         state.exposed_at = decision.now
+    released = state.released
     fallen = {node: state.on_node(node) for node in lost}
     decision.remove_nodes(lost)
     for node, members in fallen.items():
         for member in members:
             decision.remove(member)
-        decision.announce(f"node {names[node]} is lost: {lost[node]}", f"{len(members)} workers were on it")
+        if node in released:
+            decision.announce(f"node {names[node]} has left the job", "it was drained")
+        else:
+            decision.announce(f"node {names[node]} is lost: {lost[node]}", f"{len(members)} workers were on it")
     return fallen
 
 
@@ -139,6 +146,7 @@ def _note_failures(decision: Decision, fallen: list[repair.LostRank]) -> None:
 
 
 def _ranks_lost(decision: Decision, fallen: list[repair.LostRank], why: str) -> None:
+    relocation.give_up(decision, why)
     if decision.state.phase in (JobPhase.UNPROTECTED, JobPhase.RUNNING, JobPhase.REPAIRING):
         _note_failures(decision, fallen)
     match decision.state.phase:

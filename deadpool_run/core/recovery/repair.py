@@ -58,7 +58,8 @@ def note_loss(decision: Decision, fallen: LostRank) -> None:
     member = fallen.member
     repair = _under_way(decision)
     injected = member.injected_at is not None
-    repair.losses = (*repair.losses, do.Loss(member.held_rank, member.worker, fallen.cause, injected))
+    loss = do.Loss(member.held_rank, member.worker, fallen.cause, injected, planned=member.planned)
+    repair.losses = (*repair.losses, loss)
     repair.lost_at[member.held_rank] = decision.now
     held = (*(fallen.left or ()), repair.dead_held)
     repair.dead_held = max((version for version in held if version is not None), default=None)
@@ -154,8 +155,8 @@ def _pause_s(repair: Repair) -> float:
     return min(2.0**repair.retries, _LONGEST_WAIT_S)
 
 
-def begin_epoch(decision: Decision, reason: str) -> None:
-    """Recall every member to the next epoch; or stop the job if the repair is hopeless."""
+def begin_epoch(decision: Decision, reason: str, what: str = "repairing") -> None:
+    """Recall every member to the next epoch; or stop the job if the repair is hopeless. `what` is done, in words."""
     decision.repair.retry_at = None
     gone = ", ".join(str(seat.rank) for seat in decision.state.seats if seat.done)
     if gone:
@@ -172,7 +173,7 @@ def begin_epoch(decision: Decision, reason: str) -> None:
     decision.repair.resume = None
     for member in decision.state.owners():
         recall(decision, member)
-    decision.announce(f"repairing towards epoch {decision.state.epoch}", reason)
+    decision.announce(f"{what} towards epoch {decision.state.epoch}", reason)
 
 
 def recall(decision: Decision, member: Member) -> None:

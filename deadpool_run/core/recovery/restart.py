@@ -56,6 +56,7 @@ def end(decision: Decision, what: str, reason: str) -> None:
     decision.enter(JobPhase.RESTARTING, reason)
     state = decision.state
     state.suspicion = state.repair = None
+    decision.end_relocation()
     decision.announce(what, reason)
     for member in state.owners():
         if member.phase is MemberPhase.ENDING:

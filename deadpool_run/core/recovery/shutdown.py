@@ -34,6 +34,7 @@ def stop(decision: Decision, exit_code: int, reason: str, signal: int = SIGTERM)
     decision.enter(JobPhase.STOPPING, reason)
     state = decision.state
     state.stop, state.repair, state.suspicion = JobEnd(exit_code, reason), None, None
+    state.relocation = None
     decision.announce("stopping the job", reason)
     for member in state.members.values():
         if member.phase is not MemberPhase.ENDING:
@@ -77,7 +78,7 @@ def unreaped(decision: Decision, member: Member) -> None:
 def release(decision: Decision) -> None:
     """Let every rank leave its loop, since the last version of each is safe."""
     decision.enter(JobPhase.FINISHING, "every rank is done")
-    decision.state.repair = decision.state.suspicion = None
+    decision.state.repair = decision.state.suspicion = decision.state.relocation = None
     members = decision.state.in_phase(MemberPhase.FINISHED)
     versions = sorted({str(member.finished) for member in members})
     if len(versions) > 1:

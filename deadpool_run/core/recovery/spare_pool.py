@@ -12,7 +12,7 @@ from deadpool_run.core.recovery import shutdown
 from deadpool_run.core.settings import Settings
 from deadpool_run.core.state import State
 from deadpool_run.core.transitions import JobPhase, MemberPhase
-from deadpool_run.ids import NodeId
+from deadpool_run.ids import NodeId, Rank
 
 _AWAITED = (MemberPhase.STARTING, MemberPhase.READY, MemberPhase.PREPARING, MemberPhase.ENDING)
 """Phases of workers that may get a rank, or whose end makes room for such a worker."""
@@ -54,13 +54,21 @@ def prepare(decision: Decision) -> None:
     state = decision.state
     if not decision.settings.hot_spares or state.unpreparable or state.phase is not JobPhase.RUNNING:
         return
-    if state.repair is not None:
+    if state.repair is not None or state.relocation is not None:
         return
     busy = {member.node for member in state.in_phase(MemberPhase.PREPARING)}
     for member in state.in_phase(MemberPhase.READY):
         if member.prepared is None and member.node not in busy:
             busy.add(member.node)
             _prepare(decision, member)
+
+
+def rehearse(decision: Decision, member: Member, rank: Rank, local_rank: int) -> None:
+    """Have a spare rehearse as this rank, which lives on its node or another one."""
+    home = decision.state.seats[rank].node
+    source = None if home == member.node else home
+    decision.set_member(member.worker, prepared=rank)
+    decision.order(do.PrepareSpare(member.worker, rank, decision.state.epoch, local_rank, source))
 
 
 def _prepare(decision: Decision, member: Member) -> None:
@@ -73,9 +81,7 @@ def _prepare(decision: Decision, member: Member) -> None:
     lost = [loss.rank for incident in state.incidents for loss in incident.losses]
     # A rank that was lost before is likely to be lost again (a bad device).
     rank = min(state.ranks_on(home), key=lambda rank: (taken.count(rank), -lost.count(rank), rank))
-    source = None if home == member.node else home
-    decision.set_member(member.worker, prepared=rank)
-    decision.order(do.PrepareSpare(member.worker, rank, state.epoch, state.seats[rank].local_rank, source))
+    rehearse(decision, member, rank, state.seats[rank].local_rank)
 
 
 def _example(state: State, reserve: NodeId) -> NodeId | None:
@@ -128,11 +134,17 @@ def capacity(settings: Settings, state: State, node: NodeId) -> int:
 
 
 def rooms(settings: Settings, state: State, nodes: Collection[NodeId]) -> Iterator[tuple[NodeId, int]]:
-    """Yield the nodes and how many workers each is to have. Spares are on the nodes that arrived first."""
+    """Yield the nodes and how many workers each is to have. Spares are on the nodes that arrived first.
+
+    A node that is drained gets none, and keeps what it has.
+    """
     order = {node: at for at, node in enumerate(state.nodes)} if settings.spares and nodes else {}
     first, rest = divmod(settings.spares, settings.nodes)
     any_done = state.seat_counters.done > 0
     for node in nodes:
+        if node in state.closed:
+            yield node, state.member_counters.alive[node]
+            continue
         at = order.get(node, settings.nodes)
         spares = first + (at < rest) if at < settings.nodes else 0
         done = sum(state.seats[rank].done for rank in state.ranks_on(node)) if any_done else 0

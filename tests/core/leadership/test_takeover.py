@@ -40,6 +40,7 @@ def as_known(state: State) -> list[ev.WorkerFound]:
             rank=-1 if member.rank is None else member.rank,
             epoch=0 if member.rank is None else state.epoch,
             ready=member.phase is not MemberPhase.STARTING,
+            preparing=member.phase is MemberPhase.PREPARING or (member.rank is None and member.prepared is not None),
             initialized=state.managed,
             rehearsed=member.replacement and member.phase is not MemberPhase.REHEARSING,
             finished=member.phase is MemberPhase.FINISHED,

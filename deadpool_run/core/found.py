@@ -1,0 +1,42 @@
+"""What an agent finds of a worker when the coordinator has moved."""
+
+from deadpool_run.ids import Epoch, WorkerId
+from deadpool_run.structs import Untagged
+
+_NO_EPOCH = Epoch(0)
+
+
+class WorkerFound(Untagged):
+    """A worker of an agent's inventory. Exactly one of `code` and `signal` is set once it has ended.
+
+    `rank` is its rank, -1 if none, and `epoch` the epoch of the order that gave it the rank.
+    """
+
+    worker: WorkerId
+    pid: int
+    rank: int = -1
+    epoch: Epoch = _NO_EPOCH
+    ready: bool = False
+    preparing: bool = False
+    """It was ordered to rehearse ahead of need, and may have done so."""
+    initialized: bool = False
+    """Its script called `init()`."""
+    rehearsed: bool = False
+    """It reported `ReplacementRehearsed`: its set-up is complete, and no longer needs the store of that time."""
+    reentering: bool = False
+    """It was ordered to run its script again, and has not reported `RankRestored` since. `rehearsed` is of that run."""
+    finished: bool = False
+    """It reported `LoopFinished`, and was not ordered to drain since."""
+    released: bool = False
+    """It was ordered to leave its loop."""
+    dismissed: bool = False
+    """It holds no rank, and was ordered to exit."""
+    interval: int = 0
+    """Steps between its snapshots, by the last order that reached it."""
+    code: int | None = None
+    signal: int | None = None
+
+    @property
+    def alive(self) -> bool:
+        """Tell whether the process exists."""
+        return self.code is None and self.signal is None
