@@ -249,10 +249,13 @@ class _Agent:
                 await member.join(follower, agents)
             await asyncio.wait({member.over, self._over}, return_when=asyncio.FIRST_COMPLETED)
             exit_code, reason = member.over.result() if member.over.done() else self._over.result()
-            if member.over.done() and member.leader is not None:
+            fenced = reason == peers.DRAINED  # then others lead, and count on this node no more
+            if member.over.done() and member.leader is not None and not fenced:
                 exit_code, reason = await member.leader.durable.finish(exit_code, reason)
             if exit_code and member.leader is None:
                 tell(announcement("the job has ended", reason))
+            if fenced:
+                tell(reason)
         except LostError as error:
             fenced, reason = True, str(error)
             self._former_agents = member.others()

@@ -170,6 +170,8 @@ class Connections:
             pass  # it was evicted for a message of the same read
         elif isinstance(message, peers.EndConfirmed) and self._end is not None:
             self._forget_session(connection.node)
+        elif isinstance(message, peers.EndConfirmed):
+            self._lost(connection, EOFError("the node was drained, and leaves"))
         elif connection.node is None:
             self._handle_first(connection, message)
         elif self._end is not None:

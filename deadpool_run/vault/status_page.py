@@ -50,6 +50,8 @@ class Phase(IntEnum):
     RESTORING = 7
     ATTACHING = 8
     FINISHED = 9
+    HELD = 10
+    """Between two steps, on order: a rank is about to move."""
 
 
 class Copying(IntEnum):

@@ -97,6 +97,7 @@ WorkerReport = (
     | ev.FirstStepCompleted
     | ev.CollectiveFailed
     | ev.CaptureSkipped
+    | ev.StepsLimited
     | ev.LoopFinished
 )
 """The events that a worker reports."""
@@ -121,6 +122,7 @@ ToWorker = (
     | do.ResumeFrom
     | Attach
     | do.SetCaptureInterval
+    | do.LimitSteps
     | do.ReleaseWorker
     | Dismiss
     | Stop

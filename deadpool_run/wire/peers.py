@@ -276,8 +276,12 @@ class Evict(Tagged):
     reason: str
 
 
+DRAINED = "this node was drained, and has left the job, which continues"
+"""The reason of an `End` for one node."""
+
+
 class End(Tagged):
-    """Tells that the job is over. Answered with an `EndConfirmed`."""
+    """Tells that the job is over, for all or for a drained node. Answered with an `EndConfirmed`."""
 
     exit_code: int
     reason: str

@@ -182,6 +182,8 @@ class Job:
             if member.interrupted:
                 member.repair()
                 self._rebuilt(member)
+            elif not member.begins_step():
+                continue
             elif member.begin_trial():
                 yield from self._one_step(member, member.completed)
                 member.end_trial()

@@ -221,13 +221,12 @@ class Leader:
             self._spec.durable,
         )
         committed = None if self._tracking is None else self._tracking.committed
-        durable = self.durable.newest
-        known = tuple(message for message in (committed, durable) if message is not None)
+        known = tuple(message for message in (committed, self.durable.newest) if message is not None)
         return joined, self.world(), peers.Order(begin, self.state.capture_interval), *known
 
     # --- orders ---------------------------------------------------------------------------------------------------
 
-    def perform(self, effect: Effect) -> None:
+    def perform(self, effect: Effect) -> None:  # noqa: C901 - one case for each order
         """Pass one order to the nodes that it concerns."""
         match effect:
             case do.ReportIncident() | do.Announce():
@@ -239,7 +238,11 @@ class Leader:
             case do.DiscardAbove(epoch, version):
                 if epoch > self._timeline:
                     self._new_timeline(epoch, version)
-                self._to_all(effect)  # also a repeated one: it may not have reached every node
+                self.tell_all(peers.Order(effect, self.state.capture_interval))  # the last leader's may have been lost
+            case do.ReleaseNode(node) if node == self.here:
+                self._on_over(0, peers.DRAINED)
+            case do.ReleaseNode(node):
+                self.tell_node(node, peers.End(0, peers.DRAINED))
             case do.SetBuddies():
                 self._ranks_moved = True
             case do.StartWorker(_, node) | do.ReportReplicas(node):
@@ -264,7 +267,7 @@ class Leader:
         if order.generation > 0:
             self._store.renew()
         self._new_timeline(self.state.epoch, None)
-        self._to_all(order)
+        self.tell_all(peers.Order(order, self.state.capture_interval))
         self.durable.begin()
 
     def _assign(self, order: do.AssignRank) -> None:
@@ -284,9 +287,6 @@ class Leader:
         if source is not None and peer is None:
             return  # its loss is the next fact, and another order follows
         self.tell_node(node, peers.Order(effect, self.state.capture_interval, peer))
-
-    def _to_all(self, effect: Effect) -> None:
-        self.tell_all(peers.Order(effect, self.state.capture_interval))
 
     def _peer(self, node: NodeId) -> peers.Peer | None:
         found = self.state.nodes.get(node)

@@ -14,7 +14,7 @@ from deadpool_run.vault.status_page import Phase, StatusPage
 
 LOOKS = 4
 """Looks per timeout. Looks are counted, not timed: while this process is suspended, the workers are too."""
-_IN_LOOP = frozenset({Phase.STEP, Phase.OPTIMIZER, Phase.BETWEEN, Phase.RESTORING, Phase.FINISHED})
+_IN_LOOP = frozenset({Phase.STEP, Phase.OPTIMIZER, Phase.BETWEEN, Phase.RESTORING, Phase.FINISHED, Phase.HELD})
 """RESTORING is among them: a rank is restored between the two runs of its trial."""
 _WATCHED = (JobPhase.UNPROTECTED, JobPhase.RUNNING, JobPhase.FINISHING)
 _MAX_DESCRIBED = 8
@@ -38,8 +38,8 @@ class RankSight:
 
     @property
     def waits(self) -> bool:
-        """Whether it waits for other ranks: in a collective, or for their end."""
-        return self.phase is Phase.FINISHED or self.issued > self.waited
+        """Whether it waits for other ranks: in a collective, at a step's end on order, or for their end."""
+        return self.phase in (Phase.FINISHED, Phase.HELD) or self.issued > self.waited
 
     @property
     def reached(self) -> tuple[bool, int, int]:

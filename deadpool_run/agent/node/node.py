@@ -129,7 +129,9 @@ class LocalNode:
                 self._rehearsals.order(
                     effect, source, self.copies, lambda transcript: self._rehearse(effect, capture_interval, transcript)
                 )
-            case do.AbortStep(worker) | do.SetCaptureInterval(worker) | do.ReleaseWorker(worker):
+            case (
+                do.AbortStep(worker) | do.SetCaptureInterval(worker) | do.LimitSteps(worker) | do.ReleaseWorker(worker)
+            ):
                 workers.send(worker, effect)
             case do.ReEnter(worker, epoch):
                 workers.send(worker, messages.RunAgain(epoch, *self._moved_store()))

@@ -30,12 +30,14 @@ def incident_line(incident: Incident) -> str:
 
 
 def short_line(incident: Incident) -> str:
-    """Return the ranks, where they run now, the time of the repair, and the steps repeated."""
+    """Return the ranks, where they run now, the time of the repair or of the move, and the steps repeated."""
     losses = " and ".join(
         f"rank {loss.rank}{' (injected)' if loss.injected else ''} "
         f"on {'spare' if loss.from_spare else 'fresh'} worker {loss.replacement}"
         for loss in incident.losses
     )
+    if incident.planned:
+        return f"moved {losses} in {incident.first_step_s:.2f} s, after step {incident.resumed}; no step repeated"
     total_s = (incident.detected_s or 0.0) + incident.first_step_s
     repeated = f"{incident.steps_repeated} step{'' if incident.steps_repeated == 1 else 's'} repeated"
     return f"recovered {losses} in {total_s:.2f} s; resumed at step {incident.resumed}, {repeated}"

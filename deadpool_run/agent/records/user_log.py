@@ -29,8 +29,8 @@ class Cost:
     """From each loss until every rank had completed a step again, and the time of further repeated steps."""
 
     def add(self, incident: Incident, step_s: float) -> None:
-        """Count a repair. `step_s` is the time of a step."""
-        self.repairs += 1
+        """Count a repair, or only the time of a planned move. `step_s` is the time of a step."""
+        self.repairs += not incident.planned
         self.steps_repeated += incident.steps_repeated
         self.lost_s += (incident.detected_s or 0.0) + incident.first_step_s
         self.lost_s += max(0, incident.steps_repeated - 1) * step_s

@@ -174,6 +174,22 @@ class RepairParticipant:
             self._live = None  # the device had not ended the last completed step
         self._negotiate(self._link.orders.wait_newer(self._epoch), has_state=True)
 
+    def begins_step(self) -> bool:
+        """Return whether the next step, or the end, begins now: False if a repair comes first. Wait before it, if ordered."""
+        orders = self._link.orders
+        if orders.begins_step(self.completed, self.total):
+            return True
+        seen = None
+        if not self.registry.has_ended():
+            return False
+        self._rank_entry.phase = Phase.HELD
+        while (seen := orders.wait_limit(self.completed, self._epoch, seen)) is not None:
+            self.snapshots.wait(cancel_pending=False)
+            is_held = self.completed in self.snapshots.held() or self.snapshots.capture_now(self.completed)
+            self._link.send(ev.StepsLimited(THIS_WORKER, self._epoch, self.completed, reached=True, captured=is_held))
+        self._rank_entry.phase = Phase.BETWEEN
+        return not self.interrupted and orders.begins_step(self.completed, self.total)
+
     def join(self) -> None:
         """Take the rank's state and join the job, after the rehearsal. Raises `RehearsalError` if that left something out."""
         if self.registry.playback is not None:

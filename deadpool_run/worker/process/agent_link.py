@@ -12,10 +12,10 @@ import threading
 from collections.abc import Callable
 from typing import NoReturn
 
-from deadpool_run.core.effects import AbortStep, ReleaseWorker, ResumeFrom, SetCaptureInterval
-from deadpool_run.core.events import DrainFailed
+from deadpool_run.core.effects import AbortStep, LimitSteps, ReleaseWorker, ResumeFrom, SetCaptureInterval
+from deadpool_run.core.events import DrainFailed, StepsLimited
 from deadpool_run.errors import ProtocolError, RunLeft
-from deadpool_run.ids import Epoch
+from deadpool_run.ids import Epoch, Version
 from deadpool_run.wire.messages import (
     FORMAT,
     THIS_WORKER,
@@ -93,6 +93,8 @@ class AgentOrders:
         self.epoch = epoch  # the newest known epoch; never falls
         self._resume: ResumeFrom | None = None
         self._attach: Attach | None = None
+        self._limit: LimitSteps | None = None  # its version: at which the loop stops
+        self._begun = Version(-1)  # the version from which the newest step began
         self._released = False
         self._assigned: tuple[Assign, list[int]] | None = None
         self._stopping = False
@@ -156,13 +158,46 @@ class AgentOrders:
                     self.moved_store = (host, port) if host else None
                 case AbortStep(epoch=epoch):
                     self.epoch = epoch
-                    self._resume = self._attach = None
+                    self._resume = self._attach = self._limit = None
                 case ResumeFrom():
                     self._resume = order
                 case Attach():
                     self._attach = order
             self._changed.notify_all()
             return True
+
+    def limit(self, order: LimitSteps) -> Version | None:
+        """Take a limit of the steps; return the version at which the loop will stop, None if it is void or no limit.
+
+        A step that has begun is completed: other ranks may wait for it already.
+        """
+        with self._changed:
+            if order.epoch < self.epoch:
+                return None
+            version = None if order.version is None else max(order.version, Version(self._begun + 1))
+            self._limit = None if version is None else LimitSteps(order.worker, order.epoch, version)
+            self._changed.notify_all()
+            return version
+
+    def begins_step(self, version: Version, total: int) -> bool:
+        """Note that the step after this version, of `total`, begins; return False if there is a limit, and it must not."""
+        with self._changed:
+            if self._is_limited(version):
+                return False
+            self._begun = Version(min(version, total - 1))
+            return True
+
+    def wait_limit(self, version: Version, epoch: Epoch, seen: LimitSteps | None) -> LimitSteps | None:
+        """Block until another limit than `seen` holds this version back; None if none does, or a newer epoch came."""
+        with self._changed:
+            self._wait_for(
+                lambda: self.epoch > epoch or not self._is_limited(version) or self._limit is not seen,
+            )
+            return self._limit if self.epoch == epoch and self._is_limited(version) else None
+
+    def _is_limited(self, version: Version) -> bool:
+        limit = None if self._limit is None else self._limit.version
+        return limit is not None and version >= limit
 
     def wait_newer(self, epoch: Epoch) -> Epoch:
         """Block until an epoch newer than this is known; return it."""
@@ -254,7 +289,7 @@ class AgentLink:
         self._fds += fds
         return data
 
-    def _obey(self, message: Message) -> None:
+    def _obey(self, message: Message) -> None:  # noqa: C901 - one case for each order
         match message:
             case AbortStep(epoch=epoch):
                 if self.orders.put(message) and self._on_abort is not None:
@@ -268,6 +303,9 @@ class AgentLink:
                 self.send(DrainFailed(THIS_WORKER, epoch, "its process cannot run the script again"))
             case RunAgain() | ResumeFrom() | Attach() | ReleaseWorker() | Stop():
                 self.orders.put(message)
+            case LimitSteps(epoch=epoch):
+                if (version := self.orders.limit(message)) is not None:
+                    self.send(StepsLimited(THIS_WORKER, epoch, version))
             case SetCaptureInterval(interval=interval):
                 self._interval = interval
                 if self._on_interval is not None:

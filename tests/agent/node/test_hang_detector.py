@@ -51,6 +51,8 @@ def world(*texts):
         pytest.param(["5:9/9 FINISHED", "4:8/8", "5:9/9 FINISHED"], {}, [1], id="finished ranks wait"),
         pytest.param(["5:9/9 FINISHED", "4:8/7", "4:8/7"], {}, [1, 2], id="finished ranks are ahead of all"),
         pytest.param(["5:9/9 FINISHED", "4:8/7", "4:8/7"], {0}, [0], id="a finished rank may be stopped"),
+        pytest.param(["5:9/9 HELD", "5:9/9 HELD", "4:8/8"], {}, [2], id="ranks that are about to move wait"),
+        pytest.param(["5:9/9 HELD", "5:9/9 HELD", "5:9/9 HELD"], {}, [], id="all are about to move"),
         pytest.param(["5:9/8", "4:8/7", "5:9/8"], {}, [1], id="all wait, one is a step behind"),
         pytest.param(["5:9/8", "5:9/8", "5:8/7"], {}, [2], id="all wait, one has issued less in the same step"),
         pytest.param(["6:2/1", "5:9/8", "6:2/1"], {}, [1], id="steps count before collectives"),

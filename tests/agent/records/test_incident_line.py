@@ -2,7 +2,7 @@
 
 from msgspec.structs import replace
 
-from deadpool_run.agent.records.incident_line import incident_line
+from deadpool_run.agent.records.incident_line import incident_line, short_line
 from deadpool_run.core.effects import Incident, Loss
 from deadpool_run.ids import Epoch, Rank, Version, WorkerId
 
@@ -28,6 +28,14 @@ def test_an_incident_is_one_line_whose_parts_sum_up():
         "drained 31, rehearsed 120, restored 20, attached 9, first step 60, total 243 ms; "
         "resumed at step 57, 0 steps repeated"
     )
+
+
+def test_a_planned_move_is_no_recovery():
+    moved = replace(LOSS, cause="was drained", injected=False, planned=True)
+    line = short_line(replace(INCIDENT, losses=(moved,), detected_s=None))
+    assert line == "moved rank 1 on spare worker 4 in 0.24 s, after step 57; no step repeated"
+    with_a_loss = replace(INCIDENT, losses=(moved, LOSS))
+    assert short_line(with_a_loss).startswith("recovered ")
 
 
 def test_an_incident_of_two_losses_that_nobody_injected():

@@ -7,7 +7,7 @@ import threading
 import pytest
 from kit.orders import assign
 
-from deadpool_run.core.effects import AbortStep, ReleaseWorker, ResumeFrom
+from deadpool_run.core.effects import AbortStep, LimitSteps, ReleaseWorker, ResumeFrom
 from deadpool_run.core.events import LoopFinished
 from deadpool_run.errors import ProtocolError
 from deadpool_run.ids import WorkerId
@@ -92,6 +92,47 @@ def test_release_ends_the_wait_and_an_abort_ends_it_otherwise():
     assert not orders.wait_release(1)
     orders.put(ReleaseWorker(ME))
     assert orders.wait_release(2)
+
+
+def limit(orders, version, epoch=1):
+    return orders.limit(LimitSteps(ME, epoch, version))
+
+
+def test_the_loop_stops_at_the_limit_or_after_the_step_that_has_begun():
+    orders = AgentOrders(1)
+    assert orders.begins_step(3, 10)
+    assert limit(orders, 0) == 4
+    assert not orders.begins_step(4, 10)
+    assert limit(orders, 5) == 5
+    assert orders.begins_step(4, 10)
+    assert limit(orders, 5) == 5
+    assert not orders.begins_step(5, 10)
+
+
+def test_no_limit_is_beyond_the_last_step():
+    orders = AgentOrders(1)
+    assert orders.begins_step(9, 10)
+    assert orders.begins_step(10, 10)
+    assert limit(orders, 0) == 10
+
+
+def test_a_limit_ends_by_an_order_by_a_higher_one_and_by_a_newer_epoch():
+    orders = AgentOrders(1)
+    limit(orders, 5)
+    first = orders.wait_limit(5, 1, None)
+    assert first is not None
+    limit(orders, 5)
+    again = orders.wait_limit(5, 1, first)
+    assert again is not first
+    limit(orders, 6)
+    assert orders.wait_limit(5, 1, again) is None
+    assert limit(orders, None) is None
+    assert orders.begins_step(6, 10)
+    limit(orders, 7)
+    orders.put(AbortStep(ME, 2))
+    assert orders.wait_limit(7, 1, None) is None
+    assert limit(orders, 0) is None, "of an older epoch"
+    assert orders.begins_step(7, 10)
 
 
 @pytest.mark.parametrize("wait", ["wait_newer", "wait_resume", "wait_attach", "wait_release"])
