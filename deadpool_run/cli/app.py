@@ -12,6 +12,7 @@ from deadpool_run.agent.console import installed_version, tell
 from deadpool_run.cli.commands.check import check
 from deadpool_run.cli.commands.control import stop, wait
 from deadpool_run.cli.commands.doctor import doctor
+from deadpool_run.cli.commands.drain import drain
 from deadpool_run.cli.commands.kill import kill_rank
 from deadpool_run.cli.commands.launch import EPILOG, launch
 from deadpool_run.cli.commands.read_run import events, logs
@@ -71,6 +72,7 @@ app.command("stack", short_help="Print what the threads of a worker do now.")(st
 app.command("stop", short_help="Stop a live run in order.")(stop)
 app.command("wait", short_help="Wait for the end of a run.")(wait)
 app.command("kill-rank", short_help="Kill a rank, to see it replaced.")(kill_rank)
+app.command("drain", short_help="Move ranks to spares, for maintenance.")(drain)
 app.command("prune", short_help="Remove records and logs of ended runs.")(prune)
 app.command("doctor", short_help="Check this machine, with a killed rank.")(doctor)
 app.command("env", short_help="Print versions and variables for a bug report.")(env)

@@ -8,13 +8,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from deadpool_run.core.events import Event, KillRequested, StopRequested
+from deadpool_run.core.events import DrainRequested, Event, KillRequested, StopRequested
 from deadpool_run.core.injection import KillHow
-from deadpool_run.ids import Rank, WorkerId
+from deadpool_run.core.recovery import relocation
+from deadpool_run.core.state import State
+from deadpool_run.ids import NodeId, Rank, WorkerId
 
 
 class StatusSource(Protocol):
     """The leader, as the request handler needs it."""
+
+    @property
+    def state(self) -> State:
+        """The job's state, to read only."""
 
     def status(self) -> Mapping[str, Any]:
         """Return the status object."""
@@ -37,7 +43,7 @@ class RequestHandler:
     world_size: int
     source: StatusSource
 
-    def answer(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
+    def answer(self, request: Mapping[str, Any]) -> Mapping[str, Any]:  # noqa: PLR0911 - one for each request
         """Return the answer to a request, or the reason why there is none."""
         try:
             match request:
@@ -47,6 +53,10 @@ class RequestHandler:
                     return self._kill(rank, request.get("how", KillHow.SIGKILL))
                 case {"do": "kill-spare", "worker": int(worker)}:
                     return self._kill_spare(worker, request.get("how", KillHow.SIGKILL))
+                case {"do": "drain", "rank": int(rank)}:
+                    return self._drain(Rank(rank), None)
+                case {"do": "drain", "node": str(name)}:
+                    return self._drain(None, self._node(name))
                 case {"do": "stop"}:
                     self.source.submit(StopRequested(0))
                     return {"ok": True}
@@ -58,6 +68,24 @@ class RequestHandler:
         _refuse_unknown(how)
         self.source.submit(KillRequested(Rank(-1), KillHow(how), WorkerId(worker)))
         return {"ok": True, "worker": worker, "how": str(how)}
+
+    def _node(self, name: str) -> NodeId:
+        nodes = self.source.state.nodes.values()
+        found = [node.node for node in nodes if name in (node.node, node.place.name)]
+        if len(found) != 1:
+            names = ", ".join(sorted(found or (node.place.name for node in nodes)))
+            raise RequestRefusedError(
+                f"several nodes are called {name}: {names}" if found else f"there is no node {name}: nodes are {names}"
+            )
+        return found[0]
+
+    def _drain(self, rank: Rank | None, node: NodeId | None) -> Mapping[str, Any]:
+        state = self.source.state
+        if why := relocation.refusal(state, rank, node):
+            raise RequestRefusedError(why)
+        self.source.submit(DrainRequested(rank, node))
+        ranks = sorted(state.ranks_on(node)) if node is not None else [rank]
+        return {"ok": True, "ranks": ranks, "node": node}
 
     def _kill(self, number: int, how: Any) -> Mapping[str, Any]:
         _refuse_unknown(how)

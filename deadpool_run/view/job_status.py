@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from deadpool_run.core.recovery import restart
+from deadpool_run.core.recovery import relocation, restart
 from deadpool_run.core.state import State
 from deadpool_run.core.transitions import JobPhase, MemberPhase
 from deadpool_run.ids import NodeId
@@ -19,7 +19,8 @@ def summary(state: State) -> dict[str, Any]:
     `managed`: a worker called `init()`, so losses can be repaired in place. `resume`: the version that the current repair
     resumes from, once chosen. `unprotected`: why the job is not protected although it should be, and the fix; else empty.
     `incidents`: the last repairs, oldest first. `reason`: that of the last decision. Without a worker, a rank's `phase` is
-    "vacant" or "done". A spare's `prepared` is the rank that it has rehearsed.
+    "vacant" or "done". A spare's `prepared` is the rank that it has rehearsed. `draining`: the ranks that are about to move to
+    spares, the node that they leave, if all its ranks do, and the steps after which they move, once known; or null. A node that is `drained` gets no ranks.
     """
     is_unprotected = state.phase is JobPhase.UNPROTECTED and state.unprotected
     return {
@@ -45,8 +46,17 @@ def summary(state: State) -> dict[str, Any]:
         "resume": None if state.repair is None or state.phase is not JobPhase.REPAIRING else state.repair.resume,
         "unprotected": ": ".join(restart.describe_unprotected(state)) if is_unprotected else "",
         "incidents": msgspec.to_builtins(state.incidents[-INCIDENTS_SHOWN:]),
+        "draining": _draining(state),
         "reason": state.reason,
     }
+
+
+def _draining(state: State) -> dict[str, Any] | None:
+    if state.relocation is None:
+        return None
+    under_way = state.relocation
+    ranks = [member.rank for member in relocation.moving(state, under_way) if member.rank is not None]
+    return {"ranks": ranks, "node": under_way.node, "at": under_way.limit if under_way.is_set else None}
 
 
 def _rank(state: State, rank: int) -> dict[str, Any]:
@@ -73,4 +83,5 @@ def _nodes(state: State) -> Iterator[dict[str, Any]]:
             "address": node.place.address,
             "failure_domain": node.place.failure_domain,
             "copies_of": copies_of[node.node],
+            "drained": node.node in state.closed,
         }

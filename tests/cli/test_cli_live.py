@@ -1,5 +1,7 @@
 """The commands on a real job."""
 
+from deadpool_run.errors import UsageError
+
 
 def test_a_live_job_is_seen_and_a_killed_rank_is_seen_replaced(cluster):
     job = cluster("--steps", "400", "--hold", "6", nproc=2, spares=1)  # long enough to be looked at after the repair
@@ -12,6 +14,10 @@ def test_a_live_job_is_seen_and_a_killed_rank_is_seen_replaced(cluster):
     stacks = job.command_line("stack")
     assert [line.split()[2] for line in stacks.stdout.splitlines() if line.startswith("--- rank ")] == ["0", "1"]
     assert stacks.stdout.count("/train.py") >= 2, stacks.stderr
+
+    unsaved = job.command_line("stop", "--save")
+    assert (unsaved.returncode, unsaved.stdout) == (UsageError.exit_code, "")
+    assert "has no --durable, so its progress would be lost" in unsaved.stderr
 
     victim = before["ranks"][1]
     (spare,) = before["spares"]

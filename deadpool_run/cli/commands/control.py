@@ -23,6 +23,9 @@ def stop(
     *,
     run_dir: RunDir = None,
     run_id: RunId = None,
+    save: Annotated[
+        bool, typer.Option("--save", help="Refuse if the run has no --durable, so that nothing is lost.")
+    ] = False,
     wait_for_end: Annotated[bool, typer.Option("--wait", help="Return when the run has ended.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Don't ask, even on a terminal.")] = False,
 ) -> None:
@@ -32,6 +35,11 @@ def stop(
     """
     with connect_run(run_dir, run_id, os.environ) as client:
         run = run_at(client.run_dir)
+        if save and client.ask({"do": "status"}).get("durable") is None:
+            raise UsageError(
+                f"run {run.name} is not stopped: it has no --durable, so its progress would be lost\n"
+                "stop it without --save, or start it with --durable DIR"
+            )
         if sys.stdin.isatty() and sys.stderr.isatty() and not yes:
             typer.confirm(f"Stop run {run.name}?", abort=True, err=True)
         client.ask({"do": "stop"})

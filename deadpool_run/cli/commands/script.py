@@ -15,7 +15,7 @@ from deadpool_run.errors import UsageError
 
 COMMANDS = (
     *("check", "ls", "status", "logs", "events", "stack", "stop", "wait", "kill-rank"),
-    *("prune", "doctor", "config show", "env"),
+    *("drain", "prune", "doctor", "config show", "env"),
 )
 _SYNONYMS = {
     "list": "ls",

@@ -1,0 +1,71 @@
+"""`deadpool-run drain` of a host: its ranks move to the host in reserve, no step is repeated, and its agent leaves."""
+
+import signal
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+
+from deadpool_run.wire.peers import DRAINED
+
+HELD = 8
+COMPARED = 40
+STEP = ("--least-ms", "50")
+
+
+def drained(fleet, host):
+    """Start a job that does not end by itself, and drain a host with ranks; return the job and these ranks."""
+    job = fleet("--layout", "ddp", "--steps", "100000", "--hold", str(HELD), *STEP)
+    job.wait_until(lambda: job.account.of("held"), "rank 0 within a step")
+    job.wait_whole(4, 2)
+    host = next(other for other in (2, 1, 3) if ranks_on(job, other)) if host is None else host
+    ranks = ranks_on(job, host)
+    words = ("drain", f"h{host}", "--no-wait", "--run-dir", str(job.run_dir))
+    asked = subprocess.run([sys.executable, "-m", "deadpool_run", *words], capture_output=True, text=True, check=False)
+    assert asked.returncode == 0, asked.stderr
+    job.look_until(lambda: ((job.status() or {}).get("draining") or {}).get("at"), "version to stop at")
+    job.release()
+    return job, host, ranks
+
+
+def ranks_on(job, host):
+    return [rank for rank in range(6) if job.host_of(rank) == host]
+
+
+def check(job, reference, ranks):
+    """The moved ranks train, with the digests of an unfailed run."""
+    for rank in range(6):
+        job.wait_state(rank, COMPARED)
+    told = [e for e in job.account.of("state") if e["version"] <= COMPARED]
+    wrong = [(e["rank"], e["version"]) for e in told if reference.get((e["rank"], e["version"])) != e["digest"]]
+    assert not wrong
+    job.account.check_ranks(ranks, 6)
+    return Counter((e["rank"], e["version"]) for e in told)
+
+
+def test_a_drained_host_leaves_the_job_without_a_repeated_step(fleet, reference):
+    unfailed = reference("ddp", COMPARED)
+    job, host, ranks = drained(fleet, None)
+    assert job.wait_exit([host]) == [0], job.told()
+    assert DRAINED in job.agents[host].output
+    begun = check(job, unfailed, ranks)
+    assert set(begun.values()) == {1}, [step for step, count in begun.items() if count > 1]
+    incidents = [effect["incident"] for effect in job.effects() if effect["type"] == "ReportIncident"]
+    assert [(i["steps_repeated"], {loss["planned"] for loss in i["losses"]}) for i in incidents] == [(0, {True})]
+    job.wait_output(0, f"node h{host} has left the job")
+    job.agents[0].process.send_signal(signal.SIGTERM)
+    job.wait_exit([other for other in range(4) if other != host])
+
+
+@pytest.mark.slow
+def test_a_drained_host_that_leads_leaves_the_lead_too(fleet, reference):
+    unfailed = reference("ddp", COMPARED)
+    job, host, ranks = drained(fleet, 0)
+    assert job.wait_exit([host]) == [0], job.told()
+    assert DRAINED in job.agents[host].output
+    check(job, unfailed, ranks)
+    others = (1, 2, 3)
+    job.look_until(lambda: any("this node leads the job now" in job.agents[o].output for o in others), "another leader")
+    job.agents[1].process.send_signal(signal.SIGTERM)
+    job.wait_exit(others)
