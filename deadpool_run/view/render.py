@@ -56,6 +56,8 @@ def to_rich(status: Status, now: datetime) -> RenderableType:
         parts.append(Text(f"  {progress}"))
     if limit := capture_limit.words(status):
         parts.append(Text(f"  {limit}"))
+    if status.get("draining"):
+        parts.append(Text(f"  {_draining(status['draining'])}"))
     if status.get("durable"):
         parts.append(_durable(status["durable"], now))
     if nodes.has_several(status):
@@ -122,6 +124,14 @@ def _progress(status: Status) -> str:
             f"{repeated} step{'s' * (repeated != 1)} repeated, goodput {_PERCENT * goodput:.1f} %"
         )
     return "  ".join(words)
+
+
+def _draining(draining: Status) -> str:
+    """Return the line about ranks that are about to move."""
+    ranks = ", ".join(map(str, draining.get("ranks", ())))
+    of = "" if draining.get("node") is None else f" of node {printable(draining['node'])}"
+    at = draining.get("at")
+    return f"draining rank {ranks}{of}: " + ("spares prepare" if at is None else f"all ranks stop after step {at}")
 
 
 def _durable(durable: Status, now: datetime) -> Text:

@@ -167,6 +167,14 @@ def test_a_script_that_never_calls_init_has_no_steps():
     assert ["0", "4710", "0", "running", "(step)", "-", "120", "12.3"] in words_of(to_plain(status(managed=False), NOW))
 
 
+def test_ranks_that_are_about_to_move():
+    draining = {"ranks": [2, 3], "node": "n07", "at": None}
+    assert "\n  draining rank 2, 3 of node n07: spares prepare\n" in to_plain(status(draining=draining), NOW)
+    draining = {"ranks": [1], "node": None, "at": 9}
+    assert "\n  draining rank 1: all ranks stop after step 9\n" in to_plain(status(draining=draining), NOW)
+    assert "draining" not in to_plain(status(draining=None), NOW)
+
+
 def test_json_is_one_line_with_schema_and_utc_times():
     line = to_json(status(incidents=[INCIDENT]), NOW)
     assert "\n" not in line

@@ -115,3 +115,10 @@ def test_repeated_steps_beyond_the_first_cost_their_time():
     assert (cost.repairs, cost.steps_repeated, cost.lost_s) == (1, 11, 6.0)
     assert cost.goodput(60.0) == pytest.approx(0.9)
     assert cost.goodput(1.0) == 0.0
+
+
+def test_a_planned_move_costs_its_time_and_is_no_repair():
+    cost = Cost()
+    planned = tuple(replace(loss, planned=True) for loss in INCIDENT.losses)
+    cost.add(replace(INCIDENT, losses=planned, detected_s=None, first_step_s=1.0), 0.5)
+    assert (cost.repairs, cost.steps_repeated, cost.lost_s) == (0, 0, 1.0)
