@@ -160,10 +160,10 @@ class Decision:
                 self.kill(member.worker, "its node is drained")
 
     def end_relocation(self) -> None:
-        """Forget a drain that is not complete; its node is used again."""
-        relocation, self.state.relocation = self.state.relocation, None
-        if relocation is not None and relocation.node is not None:
-            self.state.closed -= {relocation.node}
+        """Forget a drain that is not complete. Nodes that may not leave yet are used again."""
+        self.state.relocation = None
+        if self.state.closed != self.state.released:
+            self.state.closed = self.state.released
             self.changes.nodes_lost = self.changes.vacancies = True
 
     # --- decisions ------------------------------------------------------------------------------------------------

@@ -221,9 +221,16 @@ def left(decision: Decision, fallen: repair.LostRank) -> None:
 
 
 def give_up(decision: Decision, why: str) -> None:
-    """End the drain, if there is one; every rank stays or is replaced where it is."""
+    """End the drain, if there is one; every rank stays or is replaced where it is.
+
+    Until a node may leave, its drain is not over: the repair of a loss may need it.
+    """
     state, relocation = decision.state, decision.state.relocation
+    for node in sorted(state.closed - state.released):
+        if relocation is None or relocation.node != node:
+            decision.announce(f"{_named(state, None, node)} is not drained", why)
     if relocation is None:
+        decision.end_relocation()
         return
     rank = (
         None
