@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from deadpool_run.core.settings import Settings
 from deadpool_run.core.state import NodeRecord
-from deadpool_run.text import size
+from deadpool_run.text import counted, size
 from deadpool_run.view.plan import begun
 
 SLOTS = 2
@@ -85,5 +85,5 @@ def _parts(need: Need) -> str:
         (SLOTS * need.ranks, "snapshots of", need.ranks),
         (SEGMENTS_PER_COPY * need.copies, "copies of", need.copies),
     )
-    words = [f"{factor} for {what} {ranks} rank{'s' * (ranks > 1)}" for factor, what, ranks in parts if ranks]
+    words = [f"{factor} for {what} {counted(ranks, 'rank')}" for factor, what, ranks in parts if ranks]
     return f": {', '.join(words)}" if words else ""

@@ -2,7 +2,6 @@
 
 import socket
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Self
 
 from deadpool_run.wire.seal import Seal
@@ -27,7 +26,5 @@ class PeerConnection:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

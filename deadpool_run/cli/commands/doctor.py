@@ -6,8 +6,7 @@ from typing import Annotated
 
 import typer
 
-from deadpool_run.cli.options.resolve import parse_duration_s
-from deadpool_run.errors import UsageError
+from deadpool_run.cli.options.resolve import duration_s
 
 
 def doctor(
@@ -22,9 +21,7 @@ def doctor(
     from deadpool_run.cli.doctor.findings import Finding, Grade, findings  # noqa: PLC0415 - help does without psutil
     from deadpool_run.cli.doctor.swap import swap  # noqa: PLC0415 - as above
 
-    timeout_s = parse_duration_s(timeout)
-    if not timeout_s:
-        raise UsageError(f"--timeout {timeout!r}: not a duration\nwrite for example 90s or 3m")
+    timeout_s = duration_s("--timeout", timeout)
     worst = Grade.OK
 
     def show(found: Finding) -> None:

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from deadpool_run.agent.console import tell
-from deadpool_run.cli.options.resolve import parse_duration_s
+from deadpool_run.cli.options.resolve import duration_s
 from deadpool_run.cli.runs.find import RunDir, RunId, connect_run
 from deadpool_run.core.injection import HANGS, KillHow
 from deadpool_run.errors import UsageError
@@ -96,9 +96,7 @@ def kill_rank(  # noqa: PLR0913 - one parameter for each option
 ) -> None:
     """Kill a rank's process in a live run, to see it replaced. The run records the loss as injected."""
     target = _Target(rank, at_random, node, spare)
-    every_s = parse_duration_s(every)
-    if every_s is None:
-        raise UsageError(f"--every {every!r}: not a duration\nwrite for example 30s")
+    every_s = duration_s("--every", every, "makes no pause")
     if phase and (phase not in _ACTIVITIES or target.rank is None):
         raise UsageError(
             f"--phase {phase!r}: not one of its values, or without RANK\nwrite one of {', '.join(_ACTIVITIES)}"
