@@ -151,10 +151,6 @@ class Replicas:
             own = self._ranks.get(rank, _Rank())
             return tuple(sorted(own.snapshots())) if TRANSCRIPT in own.copies else ()
 
-    def ranks(self) -> dict[Rank, tuple[Version, ...]]:
-        """Return `versions` of each rank."""
-        return {rank: self.versions(rank) for rank in sorted(self._ranks)}
-
     def held(self) -> dict[Rank, tuple[Version, ...]]:
         """Return the versions of each rank, with a transcript or without."""
         with self._lock:

@@ -35,7 +35,7 @@ class Owner:
 
     def ask(self, **message):
         self.asked = message
-        framing.send_frame(self.connection, to_json(message))
+        headers.send(self.connection, message)
         return headers.receive_answer(self.connection)
 
     def offer(self, version, timeline=0, held=None):

@@ -281,12 +281,12 @@ async def test_after_a_roll_back_nothing_is_sent_twice_and_all_of_it_is_reported
         a.holds(4, 5)
         a.copies_to(b)
         await a.until_safe(0, 4, 5)
-        sent = a.replicator.status()["sent_bytes"]
+        sent = a.replicator.traffic().sent_bytes
         for node in (b, a):
             node.replicator.discard_above(7, Version(4))
         assert a.told[0] == ((), False, 7)
         await a.until_safe(0, 4, timeline=7)
-        assert a.replicator.status()["sent_bytes"] == sent, "the buddy has this content already"
+        assert a.replicator.traffic().sent_bytes == sent, "the buddy has this content already"
         a.empty_above(0, 4)
         a.capture(0, 5, token=1)
         await a.until_safe(0, 4, 5, timeline=7)
@@ -364,13 +364,13 @@ async def test_a_copy_is_taken_only_while_there_is_memory_for_it(caplog, monkeyp
         a.capture(0, 1)
         a.capture(0, 2)
         assert await asyncio.to_thread(refused.wait, LIMIT_S)
-        assert b.replicator.status()["without_memory"] == 1
+        assert b.replicator.traffic().without_memory == 1
         assert b.replicator.versions(Rank(0)) == (0,)
         assert b.copy_of(0, 0) == content(0, 0), "a copy is not given up for one that does not come"
         entry.growing = 0
         a.capture(0, 3)  # the owner also tries again by itself, ever more rarely
         await a.until_safe(0, 3)
-        assert b.replicator.status()["without_memory"] == 0
+        assert b.replicator.traffic().without_memory == 0
         assert b.vault.status_page.growing == 0
         assert len([record for record in caplog.records if "no memory for a copy of rank 0" in record.message]) == 1
 
@@ -416,7 +416,7 @@ async def test_copies_take_no_more_than_the_limit_and_what_is_dropped_does_not_c
         await a.until_safe(0, 1, 2)
         assert 800_000 < page.taken <= 1 << 20
         assert page.growing == 0
-        assert b.replicator.status()["without_memory"] == 0
+        assert b.replicator.traffic().without_memory == 0
         b.replicator.keep(())
         assert page.taken == 0
 
@@ -466,4 +466,4 @@ async def test_without_memory_a_copy_that_its_owner_has_dropped_makes_room_for_t
         await a.until_safe(0, 1, 2)
         a.capture(0, 3, body=bodies[3])
         await a.until_safe(0, 2, 3)
-        assert b.replicator.status()["without_memory"] == 0
+        assert b.replicator.traffic().without_memory == 0
