@@ -52,9 +52,9 @@ def logs(
     if not find() and not following:
         tell(f"no log files in {root}: output went to the console\n  start the run with --tee 3 to have both")
     for path, line in follow(find, lambda: _has_ended(run), wait=following):
-        attempt, local_rank, name = _parts(root, path)
+        attempt, local_rank = path.parts[-3].removeprefix("attempt_"), path.parts[-2]
         again = f"{attempt}:" if attempt != "0" else ""
-        prefix = f"[{again}{local_rank} {name}] " if rank is None or stream == "both" else ""
+        prefix = f"[{again}{local_rank} {path.stem}] " if rank is None or stream == "both" else ""
         sys.stdout.write(f"{prefix}{line}\n")
         if following:
             sys.stdout.flush()
@@ -124,9 +124,3 @@ def _log_files(root: Path, rank: int | None, streams: tuple[str, ...]) -> Iterat
         match = _LOG.fullmatch(str(path.relative_to(root)))
         if match and match[3] in streams and (rank is None or int(match[2]) == rank):
             yield (int(match[1]), int(match[2]), match[3]), path
-
-
-def _parts(root: Path, path: Path) -> tuple[str, str, str]:
-    match = _LOG.fullmatch(str(path.relative_to(root)))
-    assert match is not None
-    return match[1], match[2], match[3]
