@@ -283,12 +283,10 @@ def _for_others(host: str, address: str) -> str:
 async def redirect(cluster: Cluster, address: str, port: int) -> Found | None:
     """Return a connection to the leader that another agent named; None if it does not answer."""
     with contextlib.suppress(OSError):
-        return await asyncio.to_thread(_redirected, cluster, address, port)
+        return await asyncio.to_thread(
+            lambda: _found(_dial_or_advise(address, port, searcher(cluster), handshake.TIMEOUT_S), cluster)
+        )
     return None
-
-
-def _redirected(cluster: Cluster, address: str, port: int) -> Found:
-    return _found(_dial_or_advise(address, port, searcher(cluster), handshake.TIMEOUT_S), cluster)
 
 
 def searcher(cluster: Cluster) -> Credentials:
