@@ -1,4 +1,4 @@
-"""How much memory snapshots may still take: what is free here, within the limits of the control groups, less a reserve.
+"""The memory that snapshots may still take: free memory within the limits of the control groups, less a reserve.
 
 A limit of the user's (`--snapshot-memory`) may be lower.
 

@@ -125,7 +125,7 @@ def _only_live(state_dir: Path) -> ControlClient:
 
 def _first_live(candidates: Iterable[Path]) -> ControlClient | None:
     for candidate in candidates:
-        with contextlib.suppress(NoSuchRunError):  # a killed agent leaves its directory behind
+        with contextlib.suppress(NoSuchRunError):  # a killed agent does not remove its socket
             return ControlClient(candidate)
     return None
 

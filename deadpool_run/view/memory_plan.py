@@ -1,4 +1,4 @@
-"""How much memory snapshots and copies of a planned job need on each node, and whether it is there. Pure."""
+"""The memory that snapshots and copies of a planned job need on each node, and whether it is there. Pure."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -11,14 +11,14 @@ from deadpool_run.view.plan import begun
 SLOTS = 2
 """Snapshots of a rank on its own node: the last one that is safe, and the next."""
 SEGMENTS_PER_COPY = 3
-"""What a node holds of a rank of another node: both snapshots, and one that is being received."""
+"""Snapshots that a node holds of a rank of another node: two, and one that is being received."""
 BYTES_PER_PARAMETER = 12
 """A float32 parameter and Adam's two moments."""
 
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What a node holds, if every copy is in its place."""
+    """The snapshots and copies of a node, if every copy is in its place."""
 
     node: str
     ranks: int

@@ -27,7 +27,7 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class NodeReports:
-    """What the leader knows of the job's nodes."""
+    """The leader's knowledge of the job's nodes."""
 
     leader: NodeId
     term: int

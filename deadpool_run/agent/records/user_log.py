@@ -21,7 +21,7 @@ _PERCENT = 100.0
 
 @dataclass(slots=True)
 class Cost:
-    """What losses have cost so far, since this agent leads."""
+    """The cost of losses since this agent leads."""
 
     repairs: int = 0
     steps_repeated: int = 0

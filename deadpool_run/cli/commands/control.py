@@ -15,7 +15,7 @@ from deadpool_run.cli.runs.find import Run, RunDir, RunId, RunState, connect_run
 from deadpool_run.errors import NoSuchRunError
 
 _TIMED_OUT = 124
-"""As of timeout(1)."""
+"""The exit code of timeout(1)."""
 _UNKNOWN = 1
 
 
@@ -46,7 +46,7 @@ def wait(
     run_dir: RunDir = None,
     run_id: RunId = None,
 ) -> None:
-    """Wait until a run has ended, and exit with its exit code. Of a run that has ended it is known at once."""
+    """Wait until a run has ended, and exit with its exit code: at once, if it has ended already."""
     timeout_s = duration_s("--timeout", timeout, "does not wait") if timeout else None
     run = find_run(run_dir, run_id, os.environ)
     if not _wait(run, timeout_s):

@@ -12,11 +12,11 @@ from deadpool_run.cli.options.resolve import duration_s
 def doctor(
     *,
     no_swap: Annotated[bool, typer.Option("--no-swap", help="Don't run the short job with a killed rank.")] = False,
-    timeout: Annotated[str, typer.Option(metavar="TIME", help="How long that job may take.")] = "3m",
+    timeout: Annotated[str, typer.Option(metavar="TIME", help="Time limit of the short job.")] = "3m",
 ) -> None:
-    """Check this machine: versions, limits, memory, token and ports, then a run of two ranks of which one is killed.
+    """Check this machine: versions, limits, memory, token and ports, then a run of two ranks, one of which is killed.
 
-    Exit codes: 0 nothing is bad; 1 something is.
+    Exit codes: 0 no check is bad; 1 a check is bad.
     """
     from deadpool_run.cli.doctor.findings import Finding, Grade, findings  # noqa: PLC0415 - help does without psutil
     from deadpool_run.cli.doctor.swap import swap  # noqa: PLC0415 - as above

@@ -1,4 +1,4 @@
-"""`deadpool-run logs` and `deadpool-run events`: what a run has written, live or ended."""
+"""`deadpool-run logs` and `deadpool-run events`: log files and journal of a run, live or ended."""
 
 import json
 import os
@@ -18,7 +18,7 @@ from deadpool_run.cli.runs.follow import follow
 from deadpool_run.coordinator.address import JOURNALS
 from deadpool_run.errors import NoSuchRunError
 
-Follow = Annotated[bool, typer.Option("-f", "--follow", help="Go on until the run ends.")]
+Follow = Annotated[bool, typer.Option("-f", "--follow", help="Continue until the run ends.")]
 _LOG = re.compile(r"attempt_([0-9]+)/([0-9]+)/(stdout|stderr)\.log")
 _STREAMS = {"out": ("stdout",), "err": ("stderr",), "both": ("stdout", "stderr")}
 
@@ -34,7 +34,7 @@ def logs(
     run_dir: RunDir = None,
     run_id: RunId = None,
 ) -> None:
-    """Show what workers have written to log files, of all processes that had a rank. Lines of several files have a prefix.
+    """Show the log files of all workers that had a rank. Lines of several files have a prefix.
 
     Output is in files if the run was started with --tee or --redirects. On several machines a rank is a local one, of this
     machine.
@@ -69,7 +69,7 @@ def events(
     run_dir: RunDir = None,
     run_id: RunId = None,
 ) -> None:
-    """Show what happened in a run and what was decided: its journal, in words.
+    """Show the events and decisions of a run: its journal, in words.
 
     Times are local, and derived from the start of the run. On several machines the journals of all leaders are shown, as far
     as they are on this machine.

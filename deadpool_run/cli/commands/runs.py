@@ -74,11 +74,11 @@ def prune(
         try:
             remove_run(path)
         except OSError as error:
-            tell(f"{path}: {error.strerror}: what is left in it is not ours, or not yours to remove")
+            tell(f"{path}: {error.strerror}: other files stay in it, or you may not remove them")
 
 
 def _ended_before(path: Path, moment: datetime) -> bool:
-    """Return whether a run had ended by then. Of a killed run only its start is known."""
+    """Return whether a run had ended by then. A killed run has no end, so its start counts."""
     record = run_at(path).record
     try:
         return datetime.fromisoformat(str(record.get("ended") or record.get("started"))) <= moment

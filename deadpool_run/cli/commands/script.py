@@ -87,7 +87,7 @@ def refuse_missing_module(name: str) -> None:
 
 
 def misplaced(argv: Sequence[str]) -> Iterator[str]:
-    """Yield a note about options of ours that are behind the script, and so are passed to it."""
+    """Yield a note about options of ours that come after the script, and so are passed to it."""
     flags = [word.partition("=")[0] for word in argv[1:] if word.startswith("--")]
     found = [flag for flag in dict.fromkeys(flags) if option_of(flag) in OWN_NAMES]
     if found:

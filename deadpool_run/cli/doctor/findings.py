@@ -1,4 +1,4 @@
-"""What is checked about this machine. Nothing is started, and nothing stays."""
+"""The checks of this machine. They start no process and leave no file."""
 
 import os
 import platform
@@ -24,7 +24,7 @@ _SMALL_ROOM = 1 << 30
 
 
 class Grade(StrEnum):
-    """How a check came out."""
+    """The result of a check."""
 
     OK = "ok"
     NOTE = "note"

@@ -23,16 +23,16 @@ _EVENTS: Mapping[str, str] = {
     "WorkerStartFailed": "worker {worker} could not be started: {reason}",
     "SetupCompleted": "worker {worker} entered its step loop",
     "WorkerRaised": "worker {worker} raised {kind}: {message}",
-    "JobRefused": "worker {worker} refused to go on: {message}",
+    "JobRefused": "worker {worker} refused to continue: {message}",
     "LoopBypassed": "worker {worker} updates weights outside the step loop",
     "DrainFailed": "worker {worker} could not drain its step: {message}",
     "AttachFailed": "worker {worker} could not connect: {message}",
     "CollectiveFailed": "a collective of worker {worker} failed: {message}",
     "LoopFinished": "worker {worker} completed its last step, {version}",
     "WorkerHung": "worker {worker} hangs: {reason}",
-    "KillRequested": "a user has rank {rank} killed ({how})",
+    "KillRequested": "a user kills rank {rank} ({how})",
 }
-"""Texts of events. Others say nothing to people."""
+"""Texts of events. Other events are not shown."""
 _EFFECTS: Mapping[str, str] = {
     "AssignRank": "worker {worker} takes rank {rank} in epoch {epoch}",
     "ReEnter": "worker {worker} runs its script again",
@@ -68,7 +68,7 @@ def timed(
 
 
 def texts(entry: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the lines that an entry is worth: its event, then the decisions."""
+    """Yield the lines for an entry: its event, then the decisions."""
     if "dropped" in entry:
         yield f"({entry['dropped']} entries are missing: the disk had stalled)"
         return
@@ -92,7 +92,7 @@ def _effect_texts(effect: Mapping[str, Any]) -> Iterator[str]:
             try:
                 yield short_line(from_plain(Incident, effect.get("incident")))
             except ProtocolError:
-                yield "a repair ended, which another version of deadpool-run has described"
+                yield "a repair ended; another version of deadpool-run wrote its details"
         case "AssignRank" if effect.get("replacement"):
             return  # the decision to replace says so
         case "BeginGeneration" if effect.get("generation"):

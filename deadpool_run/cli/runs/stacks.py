@@ -20,7 +20,7 @@ class NoStackError(DeadpoolError):
 def stacks_of(pid: int | None) -> str:
     """Return the stacks of all threads of a worker, the most recent call first. Raises `NoStackError`."""
     if pid is None:
-        raise NoStackError("no worker holds it now")
+        raise NoStackError("no worker has this rank now")
     memory = _memory_of(pid)
     with memory.open("rb") as file:
         before = file.seek(0, os.SEEK_END)
@@ -53,7 +53,7 @@ def _memory_of(pid: int) -> Path:
     except (FileNotFoundError, ProcessLookupError) as error:
         raise NoStackError("its process has ended") from error
     except (OSError, StopIteration) as error:
-        raise NoStackError(f"its process cannot be looked at: {error}") from error
+        raise NoStackError(f"its process cannot be read: {error}") from error
     raise NoStackError("its process does not handle the request: it was started with spawn or --no-python")
 
 

@@ -144,4 +144,4 @@ _PROOFS = (
     (_is_ours, _describe_ours),
     (_is_unrehearsable, lambda _, new: f"a replacement for rank {new.rank} cannot rehearse the script: {named(new)}"),
 )
-"""What the exceptions of two workers can prove, and the words for it. The first that fits counts."""
+"""The proofs by the exceptions of two workers, and their words. The first that fits counts."""

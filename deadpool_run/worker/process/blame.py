@@ -1,4 +1,4 @@
-"""Who is to blame for an exception that ended the script, by its type and the frames in its traceback."""
+"""Blame for an exception that ended the script, by its type and the frames in its traceback."""
 
 import traceback
 from collections.abc import Iterator

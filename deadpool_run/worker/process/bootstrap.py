@@ -191,7 +191,7 @@ def _show(text: str, worker: session.Session) -> None:
 
 
 def _keep_script_frames(error: BaseException) -> None:
-    """Remove the frames that say nothing about the script: ours and runpy's, before its first and behind its misuse of ours."""
+    """Remove frames of ours and of runpy, before the script's first frame and after its misuse of the library."""
     for each in chained(error):
         each.__traceback__ = _script_frames(each.__traceback__)
         if isinstance(each, ScriptError):

@@ -1,4 +1,4 @@
-"""Which files are the script's own: what is neither a library nor part of this package. Imports nothing of torch."""
+"""The script's own files: neither a library's nor this package's. Imports nothing of torch."""
 
 import contextlib
 import importlib.util
