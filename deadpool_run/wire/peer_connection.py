@@ -1,14 +1,14 @@
 """An authenticated connection between two agents: the socket, and the seals of both directions."""
 
 import socket
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Self
 
 from deadpool_run.wire.seal import Seal
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PeerConnection:
+class PeerConnection(AbstractContextManager["PeerConnection"]):
     """The result of a greeting. Everything sent or received on the socket uses the seals, in order."""
 
     sock: socket.socket
@@ -22,9 +22,6 @@ class PeerConnection:
     def close(self) -> None:
         """Close the socket."""
         self.sock.close()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -178,7 +178,7 @@ def test_a_journal_is_told_in_words_with_times_of_day(home, run):
         "03:04:06.500  repairing: rank 1 failed",
         "03:04:06.500  (3 entries are missing: the disk had stalled)",
         "03:04:07.000  worker 2 hangs: ?",
-        "03:04:07.000  a repair ended, which another version of deadpool-run has described",
+        "03:04:07.000  a repair ended; another version of deadpool-run wrote its details",
     ]
     objects = [
         json.loads(line)

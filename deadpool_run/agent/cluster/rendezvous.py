@@ -302,10 +302,9 @@ def _found(connection: PeerConnection, cluster: Cluster) -> Found:
 
 
 def _is_at(host: str, port: int, address: str) -> bool:
-    try:
+    with contextlib.suppress(UsageError):
         return _look_up(host, port) == address
-    except UsageError:
-        return False
+    return False
 
 
 def dial(

@@ -1,5 +1,6 @@
 """Checks before a launch: the script is there, is Python, and got no option that looks like one of ours."""
 
+import contextlib
 import os
 import re
 import shutil
@@ -95,11 +96,9 @@ def misplaced(argv: Sequence[str]) -> Iterator[str]:
 
 
 def _is_program(path: Path) -> bool:
-    try:
-        with path.open("rb") as file:
-            return file.read(len(_ELF)) == _ELF
-    except OSError:
-        return False
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        return file.read(len(_ELF)) == _ELF
+    return False
 
 
 def _advice(path: Path) -> str:

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime, timedelta
-from signal import Signals
 from typing import Any
 
 from deadpool_run.agent.records.incident_line import short_line
 from deadpool_run.core.effects import Incident
+from deadpool_run.core.recovery.shutdown import describe_exit
 from deadpool_run.errors import ProtocolError
 from deadpool_run.text import printable
 from deadpool_run.wire.typed import from_plain, parse
@@ -74,7 +74,7 @@ def texts(entry: Mapping[str, Any]) -> Iterator[str]:
         return
     event = entry.get("event") or {}
     if event.get("type") == "WorkerExited":
-        yield f"worker {event.get('worker')} {_exit(event)}"
+        yield f"worker {event.get('worker')} {describe_exit(event.get('code'), event.get('signal'))}"
     elif event.get("type") == "NodesLost":
         yield from (_filled(_EVENTS["NodeLost"], each) for each in event.get("losses", ()))
     elif event.get("type") in _EVENTS:
@@ -99,13 +99,6 @@ def _effect_texts(effect: Mapping[str, Any]) -> Iterator[str]:
             yield f"the world starts again (generation {effect['generation']})"
         case str(kind) if kind in _EFFECTS:
             yield _filled(_EFFECTS[kind], effect)
-
-
-def _exit(event: Mapping[str, Any]) -> str:
-    number = event.get("signal")
-    if number is None:
-        return f"exited with code {event.get('code')}"
-    return f"was killed by {Signals(number).name if number in list(Signals) else f'signal {number}'}"
 
 
 def _filled(text: str, values: Mapping[str, Any]) -> str:
