@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class Blame(StrEnum):
-    """Who caused an exception that ended a script."""
+    """The cause of an exception that ended a script."""
 
     SCRIPT = "script"
     OURS = "deadpool-run"

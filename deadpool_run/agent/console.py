@@ -9,7 +9,7 @@ from pathlib import Path
 from textwrap import indent
 
 from deadpool_run.coordinator.sink import Sink, Stream
-from deadpool_run.text import without_passwords
+from deadpool_run.text import counted, without_passwords
 
 _STDERR = 2
 _PREFIX = "deadpool-run: "
@@ -86,7 +86,7 @@ def _gap(lines: int) -> bytes:
 
 def dropped_lines(count: int) -> str:
     """Return the text of this many lines."""
-    return f"{count} line{'' if count == 1 else 's'} dropped"
+    return f"{counted(count, 'line')} dropped"
 
 
 def announcement(what: str, reason: str) -> str:

@@ -22,7 +22,7 @@ _COUNTED = frozenset({"phase", "since", "ending_grace_s", "rank", "claimed", "st
 
 @dataclass(slots=True)
 class Changes:
-    """What this decision has changed so far. Its later parts do nothing where nothing has changed for them."""
+    """The changes of this decision so far. Its later parts do nothing where nothing has changed for them."""
 
     joined: list[NodeId] = field(default_factory=list)
     nodes_lost: bool = False

@@ -124,12 +124,7 @@ class RankEntry:
         return tuple(self._words[self._base : self._base + WORDS])
 
     def mirror(self, words: Sequence[int]) -> None:
-        """Mirror a rank entry of another node, except what it does with that node's memory.
-
-        Nothing here waits for copies made there.
-
-        Raises ValueError.
-        """
+        """Mirror a rank entry of another node, except its use of memory there: no process here waits for that. Raises ValueError."""
         if len(words) != WORDS:
             raise ValueError(f"a rank entry has {WORDS} words, not {len(words)}")
         for word, value in enumerate(words):

@@ -18,9 +18,9 @@ from deadpool_run.view.health import JobHealth, Status, health, without_copies, 
 from deadpool_run.view.text import shown, table
 
 PLAIN_WIDTH = 200
+"""Width without a terminal: no line wraps in a log."""
 _PERCENT = 100.0
 _MS_PER_S = 1e3
-"""Width without a terminal: no line wraps in a log."""
 
 _STYLES: Mapping[JobHealth, str] = {
     JobHealth.HEALTHY: "bold green",

@@ -37,7 +37,7 @@ class Join(Tagged):
 
     place: Place
     launch: dict[str, str]
-    """What all nodes must have been started with, by names for messages."""
+    """The start values that all nodes must share, by names for messages."""
 
 
 class Fact(Tagged):
@@ -296,7 +296,7 @@ class LeadershipClaim(Tagged):
 
 
 NodeReport = Fact | Safe | Saved | Loaded | PreemptionNotice | CallersIdentified
-"""What a node reports, also to the leader in its own process."""
+"""The reports of a node, also to the leader in its own process."""
 ToLeader = Join | Rejoin | ResumeLink | HeartbeatAck | NodeReport | Ask | EndConfirmed
 ToNode = (
     Joined

@@ -287,13 +287,13 @@ def test_the_memory_for_snapshots(text, nbytes):
     [("", None), ("7B", 7 * 10**9), ("1.5t", 1_500 * 10**9), ("350M", 350 * 10**6), ("2k", 2000), ("12", 12)],
 )
 def test_the_number_of_parameters(text, count):
-    assert resolve({"simulate_parameters": text or None}, {}, {}).quantity("simulate_parameters") == count
+    assert resolve({"simulate_parameters": text or None}, {}, {}).quantity("simulate_parameters", "7B") == count
 
 
 @pytest.mark.parametrize("text", ["many", "0", "-1B", "7 GB", "0.1"])
 def test_what_is_no_number_of_parameters_is_refused(text):
     with pytest.raises(UsageError, match=f"--simulate-parameters '{text}': not a number from 1") as caught:
-        resolve({"simulate_parameters": text}, {}, {}).quantity("simulate_parameters")
+        resolve({"simulate_parameters": text}, {}, {}).quantity("simulate_parameters", "7B")
     assert len(str(caught.value).splitlines()) == 2
 
 

@@ -6,7 +6,7 @@ import random
 
 import pytest
 from msgspec import structs
-from simulator import nodes_simulation
+from simulations import nodes_simulation
 
 from deadpool_run.coordinator.journal import Journal
 from deadpool_run.coordinator.log_follower import FollowedLog, LogFollower

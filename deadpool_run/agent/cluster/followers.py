@@ -27,7 +27,7 @@ HEARTBEATS = 5
 
 
 class Leading(Protocol):
-    """What followers need of the leader."""
+    """The leader, as followers need it."""
 
     request_handler: RequestHandler
     durable: CheckpointLeader
@@ -80,7 +80,7 @@ class Followers:
         """Found in this turn of the loop, and not submitted yet."""
         self._when_known: Callable[[], None] | None = None
         self._log_at: dict[NodeId, int] = {}
-        """After so many messages each log follower has the log as it was when `when_known` asked."""
+        """After this many messages each log follower has the log as it was when `when_known` asked."""
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         for node, member in leader.state.nodes.items():  # the last leader knew them, and most are no voters

@@ -20,7 +20,7 @@ from deadpool_run.text import printable, shortened
 from deadpool_run.wire.auth import Credentials
 
 _NAMED = 5
-"""So many processes are named in a line."""
+"""The most processes that a line names."""
 _MAX_DEATHS_UNPREPARED = 3
 """Fork servers in a row that may die before they can fork. Then the job ends."""
 
@@ -39,7 +39,7 @@ class ForkServer:
         first: ForkServerProcess | None = None,
         grace_s: float = 0.0,
     ) -> None:
-        """`grace_s`: from SIGTERM to SIGKILL, for what processes leave behind that ended in order."""
+        """`grace_s`: from SIGTERM to SIGKILL, for the background processes of workers that ended in order."""
         self._spec, self._grace_s = spec, grace_s
         self.environment = spec.environment
         """Environment of its processes, which workers extend. It has the mark that finds their descendants."""

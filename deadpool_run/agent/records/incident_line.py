@@ -1,6 +1,7 @@
 """The lines that report a repair to the user: a short one, and one with all phases. Pure."""
 
 from deadpool_run.core.effects import Incident, Loss
+from deadpool_run.text import counted
 
 
 def incident_line(incident: Incident) -> str:
@@ -22,29 +23,32 @@ def incident_line(incident: Incident) -> str:
     for name, after_s in milestones:
         parts.append(f"{name} {_ms(max(0.0, after_s - reached_s))}")
         reached_s = max(reached_s, after_s)
-    repeated = f"{incident.steps_repeated} step{'' if incident.steps_repeated == 1 else 's'} repeated"
     return (
         f"{'; '.join(_loss(loss) for loss in incident.losses)}: {parts[0]} ms, {', '.join(parts[1:])}, "
-        f"total {_ms(detected_s + reached_s)} ms; resumed at step {incident.resumed}, {repeated}"
+        f"total {_ms(detected_s + reached_s)} ms; {_resumed(incident)}"
     )
 
 
 def short_line(incident: Incident) -> str:
     """Return the ranks, where they run now, the time of the repair, and the steps repeated."""
     losses = " and ".join(
-        f"rank {loss.rank}{' (injected)' if loss.injected else ''} "
-        f"on {'spare' if loss.from_spare else 'fresh'} worker {loss.replacement}"
-        for loss in incident.losses
+        f"rank {loss.rank}{' (injected)' if loss.injected else ''} on {_replacement(loss)}" for loss in incident.losses
     )
     total_s = (incident.detected_s or 0.0) + incident.first_step_s
-    repeated = f"{incident.steps_repeated} step{'' if incident.steps_repeated == 1 else 's'} repeated"
-    return f"recovered {losses} in {total_s:.2f} s; resumed at step {incident.resumed}, {repeated}"
+    return f"recovered {losses} in {total_s:.2f} s; {_resumed(incident)}"
 
 
 def _loss(loss: Loss) -> str:
     injected = ", injected" if loss.injected else ""
-    origin = "spare" if loss.from_spare else "fresh"
-    return f"rank {loss.rank} ({loss.cause}{injected}) goes from worker {loss.worker} to {origin} worker {loss.replacement}"
+    return f"rank {loss.rank} ({loss.cause}{injected}) goes from worker {loss.worker} to {_replacement(loss)}"
+
+
+def _replacement(loss: Loss) -> str:
+    return f"{'spare' if loss.from_spare else 'fresh'} worker {loss.replacement}"
+
+
+def _resumed(incident: Incident) -> str:
+    return f"resumed at step {incident.resumed}, {counted(incident.steps_repeated, 'step')} repeated"
 
 
 def _ms(seconds: float) -> str:

@@ -12,6 +12,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from string import Template
@@ -240,8 +241,8 @@ class _Opener:
 
     def __init__(self) -> None:
         self._sink = Sink("deadpool-log-opener", stays=False)
-        self._late: threading.Event | None = None
-        """Set when the call has ended that took too long."""
+        self._late: Future[int | None] | None = None
+        """Of the call that took too long."""
 
     def do(self, action: Callable[[], None]) -> None:
         """Have something done before the next file is opened. An error is printed."""
@@ -256,27 +257,16 @@ class _Opener:
 
     def open(self, path: Path) -> int | None:
         """Open a log file; None if that fails, or takes too long. Not tried again while an earlier call has no end."""
-        if self._late is not None and not self._late.is_set():
+        if self._late is not None and not self._late.done():
             return None
-        done, lock, found, late = threading.Event(), threading.Lock(), [], False
-
-        def run() -> None:
-            fd = -1
-            with contextlib.suppress(OSError):
-                fd = _append(path)
-            with lock:
-                if late and fd >= 0:
-                    os.close(fd)
-                else:
-                    found.append(fd)
-            done.set()
-
-        self._sink.put(run)
-        if not done.wait(_OPEN_TIMEOUT_S):
-            with lock:
-                late = not found
-            self._late = done
-        return found[0] if found and found[0] >= 0 else None
+        opened: Future[int | None] = Future()
+        self._sink.put(lambda: opened.set_result(_append_if_possible(path)))
+        try:
+            return opened.result(_OPEN_TIMEOUT_S)
+        except TimeoutError:
+            self._late = opened
+            opened.add_done_callback(_close_late)
+            return None
 
     def close(self, grace_s: float) -> None:
         """End the thread, or leave it to its file system."""
@@ -287,3 +277,14 @@ def _append(path: Path) -> int:
     """Open a log file; its folder may be made by another thread."""
     path.parent.mkdir(parents=True, exist_ok=True)
     return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+
+
+def _append_if_possible(path: Path) -> int | None:
+    with contextlib.suppress(OSError):
+        return _append(path)
+    return None
+
+
+def _close_late(opened: Future[int | None]) -> None:
+    if (fd := opened.result()) is not None:
+        os.close(fd)

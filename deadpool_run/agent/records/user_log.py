@@ -13,7 +13,7 @@ from deadpool_run.agent.records.logs import Logs
 from deadpool_run.agent.spec import LaunchSpec
 from deadpool_run.coordinator.address import JOURNAL_NAME
 from deadpool_run.core.effects import Announce, Incident, ReportIncident
-from deadpool_run.text import span
+from deadpool_run.text import counted, span
 from deadpool_run.vault.status_page import StatusPage
 
 _PERCENT = 100.0
@@ -21,7 +21,7 @@ _PERCENT = 100.0
 
 @dataclass(slots=True)
 class Cost:
-    """What losses have cost so far, since this agent leads."""
+    """The cost of losses since this agent leads."""
 
     repairs: int = 0
     steps_repeated: int = 0
@@ -92,14 +92,14 @@ class UserLog:
         how = "finished" if exit_code == 0 else f"ended with exit code {exit_code}"
         parts = [f"{how} after {span(self.up_s)}"]
         if managed:
-            parts.append(_count(status_page.most_completed(), "step"))
+            parts.append(counted(status_page.most_completed(), "step"))
         elif settings.spares or settings.spare_nodes:
             parts.append("the script did not call deadpool_run.init(), so its ranks were not protected")
         if cost.repairs:
             goodput = f"goodput {_PERCENT * cost.goodput(self.up_s):.1f} %"
             lost = f"{cost.lost_s:.1f} s lost"
-            repeated = f"{_count(cost.steps_repeated, 'step')} repeated"
-            parts += [_count(cost.repairs, "repair"), repeated, lost, goodput]
+            repeated = f"{counted(cost.steps_repeated, 'step')} repeated"
+            parts += [counted(cost.repairs, "repair"), repeated, lost, goodput]
         if exit_code and self._output.root is not None:
             parts.append(f"logs in {self._output.root}")
         tell(f"run {self._spec.run_id} {'; '.join((parts[0], ', '.join(parts[1:]))) if parts[1:] else parts[0]}")
@@ -107,16 +107,12 @@ class UserLog:
     def _start_line(self) -> str:
         spec, settings = self._spec, self._spec.settings
         spares = [(settings.spares, "spare"), (settings.spare_nodes, "spare machine")]
-        what = [_count(settings.world_size, "rank"), *(_count(number, name) for number, name in spares if number)]
+        what = [counted(settings.world_size, "rank"), *(counted(number, name) for number, name in spares if number)]
         if not (settings.spares or settings.spare_nodes):
             what.append("no spares")
         others = settings.nodes + settings.spare_nodes - 1
         endpoints = () if spec.cluster is None else spec.cluster.endpoints
         at = f" at {', '.join(f'{host}:{port}' for host, port in endpoints)}" if endpoints else ""
-        waits = f"; waiting for {_count(others, 'more machine')}{at}" if others else ""
+        waits = f"; waiting for {counted(others, 'more machine')}{at}" if others else ""
         where = "no log files" if self._output.root is None else f"logs in {self._output.root}"
         return f"run {spec.run_id}: {', '.join(what)}{waits}; {where}"
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"

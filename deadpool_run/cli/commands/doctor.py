@@ -6,25 +6,22 @@ from typing import Annotated
 
 import typer
 
-from deadpool_run.cli.options.resolve import parse_duration_s
-from deadpool_run.errors import UsageError
+from deadpool_run.cli.options.resolve import duration_s
 
 
 def doctor(
     *,
     no_swap: Annotated[bool, typer.Option("--no-swap", help="Don't run the short job with a killed rank.")] = False,
-    timeout: Annotated[str, typer.Option(metavar="TIME", help="How long that job may take.")] = "3m",
+    timeout: Annotated[str, typer.Option(metavar="TIME", help="Time limit of the short job.")] = "3m",
 ) -> None:
-    """Check this machine: versions, limits, memory, token and ports, then a run of two ranks of which one is killed.
+    """Check this machine: versions, limits, memory, token and ports, then a run of two ranks, one of which is killed.
 
-    Exit codes: 0 nothing is bad; 1 something is.
+    Exit codes: 0 no check is bad; 1 a check is bad.
     """
     from deadpool_run.cli.doctor.findings import Finding, Grade, findings  # noqa: PLC0415 - help does without psutil
     from deadpool_run.cli.doctor.swap import swap  # noqa: PLC0415 - as above
 
-    timeout_s = parse_duration_s(timeout)
-    if not timeout_s:
-        raise UsageError(f"--timeout {timeout!r}: not a duration\nwrite for example 90s or 3m")
+    timeout_s = duration_s("--timeout", timeout)
     worst = Grade.OK
 
     def show(found: Finding) -> None:

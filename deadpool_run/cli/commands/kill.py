@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from deadpool_run.agent.console import tell
-from deadpool_run.cli.options.resolve import parse_duration_s
+from deadpool_run.cli.options.resolve import duration_s
 from deadpool_run.cli.runs.find import RunDir, RunId, connect_run
 from deadpool_run.core.injection import HANGS, KillHow
 from deadpool_run.errors import UsageError
@@ -26,7 +26,7 @@ _ANSWERED = frozenset({"running", "repairing", "finishing"})
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    """What is to fail: one of these."""
+    """The processes to kill. One field is set."""
 
     rank: int | None
     drawn: bool
@@ -38,7 +38,7 @@ class _Target:
             raise UsageError("name one of RANK, --random, --node and --spare\nfor example `deadpool-run kill-rank 1`")
 
     def words(self) -> str:
-        """Return it in words."""
+        """Return the target in words."""
         if self.rank is not None:
             return f"rank {self.rank}"
         if self.node is not None:
@@ -76,7 +76,7 @@ def kill_rank(  # noqa: PLR0913 - one parameter for each option
             "--how", help="Signal to send. exit: the process exits with code 1. hang: it lives and does nothing."
         ),
     ] = KillHow.SIGKILL,
-    at_random: Annotated[bool, typer.Option("--random", help="Kill a rank that is drawn.")] = False,
+    at_random: Annotated[bool, typer.Option("--random", help="Kill a random rank.")] = False,
     node: Annotated[str | None, typer.Option(metavar="NAME", help="Kill all ranks of this node.")] = None,
     spare: Annotated[bool, typer.Option("--spare", help="Kill a spare that is ready.")] = False,
     at_step: Annotated[
@@ -86,8 +86,8 @@ def kill_rank(  # noqa: PLR0913 - one parameter for each option
         str, typer.Option(metavar="|".join(_ACTIVITIES), help="Wait until the rank is seen in this phase.")
     ] = "",
     count: Annotated[int, typer.Option(metavar="N", min=1, help="Kill N times.")] = 1,
-    every: Annotated[str, typer.Option(metavar="TIME", help="Time between two of them.")] = "30s",
-    seed: Annotated[int | None, typer.Option(metavar="N", help="Seed of what is drawn.")] = None,
+    every: Annotated[str, typer.Option(metavar="TIME", help="Time between two kills.")] = "30s",
+    seed: Annotated[int | None, typer.Option(metavar="N", help="Seed of the random choices.")] = None,
     run_dir: RunDir = None,
     run_id: RunId = None,
     yes: Annotated[
@@ -96,9 +96,7 @@ def kill_rank(  # noqa: PLR0913 - one parameter for each option
 ) -> None:
     """Kill a rank's process in a live run, to see it replaced. The run records the loss as injected."""
     target = _Target(rank, at_random, node, spare)
-    every_s = parse_duration_s(every)
-    if every_s is None:
-        raise UsageError(f"--every {every!r}: not a duration\nwrite for example 30s")
+    every_s = duration_s("--every", every, "makes no pause")
     if phase and (phase not in _ACTIVITIES or target.rank is None):
         raise UsageError(
             f"--phase {phase!r}: not one of its values, or without RANK\nwrite one of {', '.join(_ACTIVITIES)}"
@@ -141,7 +139,7 @@ def _awaited(run: ControlClient, target: _Target, at_step: int | None, phase: st
             reached = at_step is None or max((rank.get("step") or 0 for rank in concerned), default=0) >= at_step
             if reached and (not phase or concerned[0].get("activity") == phase):
                 return status
-    raise ControlRefusedError("the run ended before")
+    raise ControlRefusedError("the run ended before the step or phase was reached")
 
 
 def _kill(run: ControlClient, chosen: Sequence[Mapping[str, Any]], how: KillHow, *, spare: bool) -> None:
@@ -155,4 +153,4 @@ def _kill(run: ControlClient, chosen: Sequence[Mapping[str, Any]], how: KillHow,
             sys.stdout.write(f"rank {done['rank']}: worker {done['worker']} (pid {done['pid']}) {fate}\n")
     sys.stdout.flush()
     if how in HANGS:
-        tell("it is found when no rank has made progress for --hang-timeout")
+        tell("the process lives: the job finds it when no rank has made progress for --hang-timeout")

@@ -70,7 +70,10 @@ def judge(raises: tuple[Raise, ...], new: Raise) -> FaultVerdict | None:
     for proves, describe in _PROOFS:
         old = next((old for old in others if proves(old, new)), None)
         if old is not None:
-            return FaultVerdict(describe(old, new), _both_tracebacks(old, new), ours=proves is _is_ours)
+            tracebacks = [
+                f"--- rank {one.rank}, worker {one.worker} ---\n{one.traceback.rstrip()}" for one in (old, new)
+            ]
+            return FaultVerdict(describe(old, new), "\n".join(tracebacks), ours=proves is _is_ours)
     return None
 
 
@@ -136,19 +139,9 @@ def _describe_bug(first: Raise, second: Raise) -> str:
     )
 
 
-def _describe_rehearsal(_first: Raise, second: Raise) -> str:
-    return f"a replacement for rank {second.rank} cannot rehearse the script: {named(second)}"
-
-
 _PROOFS = (
     (_is_script_bug, _describe_bug),
     (_is_ours, _describe_ours),
-    (_is_unrehearsable, _describe_rehearsal),
+    (_is_unrehearsable, lambda _, new: f"a replacement for rank {new.rank} cannot rehearse the script: {named(new)}"),
 )
-"""What the exceptions of two workers can prove, and the words for it. The first that fits counts."""
-
-
-def _both_tracebacks(first: Raise, second: Raise) -> str:
-    return "\n".join(
-        f"--- rank {one.rank}, worker {one.worker} ---\n{one.traceback.rstrip()}" for one in (first, second)
-    )
+"""The proofs by the exceptions of two workers, and their words. The first that fits counts."""

@@ -1,4 +1,4 @@
-"""What the loss of a worker or of a node leads to, in each phase of the job."""
+"""The consequences of the loss of a worker or of a node, in each phase of the job."""
 
 from collections.abc import Mapping, Sequence
 from typing import assert_never

@@ -33,7 +33,7 @@ _ALL_CAME = "all"
 
 
 class _Member(Untagged):
-    """What a member announces in the store. Anybody who reaches the store's port may have written it."""
+    """A member's announcement in the store. Any program that reaches the store's port may have written it."""
 
     endpoint: tuple[str, int]
     groups: list[str]
@@ -109,7 +109,7 @@ class ConnectAttempt:
         *,
         on_abort: Callable[[ChannelsEnd], None],
     ) -> None:
-        """`on_abort` gets the aborts of communicators on the device that nobody will use."""
+        """`on_abort` gets the aborts of communicators on the device that will not be used."""
         self._gloo_device = gloo_device
         self._device = device
         self._place = None if device is None else device.place()  # of the caller's thread

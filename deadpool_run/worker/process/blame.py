@@ -1,6 +1,7 @@
-"""Who is to blame for an exception that ended the script, by its type and the frames in its traceback."""
+"""Blame for an exception that ended the script, by its type and the frames in its traceback."""
 
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 
 from deadpool_run.errors import AttachError, Blame, DeadpoolError, ProtocolError, RefusedError, ScriptError
@@ -32,14 +33,18 @@ def refusal(error: BaseException, *, replacement: bool) -> ScriptError | None:
     A `RefusedError` counts even if the script raised something else because of it. Any other `ScriptError` counts only in a
     real run: in a rehearsal, fake results may have caused it.
     """
+    refused = (each for each in chained(error) if isinstance(each, RefusedError))
+    return next(refused, error if isinstance(error, ScriptError) and not replacement else None)
+
+
+def chained(error: BaseException) -> Iterator[BaseException]:
+    """Yield an exception, its cause, the cause of that ..."""
     found: BaseException | None = error
     for _ in range(_LONGEST_CHAIN):
-        if isinstance(found, RefusedError):
-            return found
         if found is None:
-            break
+            return
+        yield found
         found = found.__cause__ or found.__context__
-    return error if isinstance(error, ScriptError) and not replacement else None
 
 
 def blame(error: BaseException) -> Blame:
