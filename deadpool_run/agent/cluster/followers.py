@@ -272,6 +272,8 @@ class Followers:
     def heard(self, node: NodeId, message: peers.ToLeader) -> None:
         """Handle a message of an agent that is admitted."""
         match message:
+            case peers.Fact():  # most are
+                self._report(node, message)
             case peers.HeartbeatAck(term, sent_at, configuration):
                 self._leadership.answered(electorate.HeardFromAgent(node, term, sent_at, configuration))
                 self.connections.confirmed(node, message.received)
@@ -284,9 +286,12 @@ class Followers:
             case peers.Join() | peers.Rejoin() | peers.ResumeLink() | peers.EndConfirmed():
                 pass  # handled by the connections
             case _:
-                if self._timer is not None and self._loop.time() > self._timer.when():
-                    self._heartbeat()  # first, as it is due: the reports of one turn of the loop may take long
-                self._leader.heard(node, message)
+                self._report(node, message)
+
+    def _report(self, node: NodeId, report: peers.NodeReport) -> None:
+        if self._timer is not None and self._loop.time() > self._timer.when():
+            self._heartbeat()  # first, as it is due: the reports of one turn of the loop may take long
+        self._leader.heard(node, report)
 
     def _confirm(self, node: NodeId, sent_at: float) -> None:
         """Note the node's answer. After its first one it hears of that at once: until then its workers may be stopped."""
