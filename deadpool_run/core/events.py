@@ -95,6 +95,8 @@ class WorkerFound(Untagged):
     """It was ordered to leave its loop."""
     dismissed: bool = False
     """It holds no rank, and was ordered to exit."""
+    prepared: bool = False
+    """It was ordered to rehearse ahead of need, so that it can begin no new world."""
     interval: int = 0
     """Steps between its snapshots, by the last order that reached it."""
     code: int | None = None

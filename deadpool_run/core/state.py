@@ -261,7 +261,7 @@ class State:
     def count(self, *phases: MemberPhase) -> int:
         """Return how many members are in these phases."""
         by_phase = self.member_counters.by_phase
-        return sum(len(by_phase[phase]) for phase in phases if phase in by_phase)
+        return sum([len(by_phase.get(phase, ())) for phase in phases])
 
 
 def all_attached(state: State) -> bool:

@@ -27,6 +27,7 @@ _FOUND_AFTER = {
     do.ReEnter: {"reentering": True, "rehearsed": False},
     do.ReleaseWorker: {"released": True},
     do.DismissWorker: {"dismissed": True},
+    do.PrepareSpare: {"prepared": True},
 }
 """What another coordinator would find of a worker that was given this order."""
 
@@ -82,7 +83,7 @@ class NodeSide:
             case do.AttachGroups():
                 storage.attach_on(self.name, cluster.ranks[effect.worker], epoch)
                 self.pass_on(effect)
-            case do.AbortStep() | do.ReEnter() | do.ReleaseWorker() | do.DismissWorker():
+            case do.PrepareSpare() | do.AbortStep() | do.ReEnter() | do.ReleaseWorker() | do.DismissWorker():
                 if isinstance(effect, do.ReEnter):
                     cluster.workers[effect.worker].store = cluster.terms[term]
                 self.know(effect.worker, **_FOUND_AFTER[type(effect)])

@@ -213,13 +213,8 @@ class Leader:
     def welcome(self, node: NodeId) -> tuple[peers.ToNode, ...]:
         """Return the first messages for a node that joins."""
         begin = do.BeginGeneration(self.state.generation)
-        joined = peers.Joined(
-            node,
-            self._spec.run_id,
-            (self._spec.base_dir or self._spec.run_dir).name,
-            self._spec.settings,
-            self._spec.durable,
-        )
+        run_name = (self._spec.base_dir or self._spec.run_dir).name
+        joined = peers.Joined(node, self._spec.run_id, run_name, self._spec.settings, self._spec.durable)
         committed = None if self._tracking is None else self._tracking.committed
         durable = self.durable.newest
         known = tuple(message for message in (committed, durable) if message is not None)
@@ -227,9 +222,11 @@ class Leader:
 
     # --- orders ---------------------------------------------------------------------------------------------------
 
-    def perform(self, effect: Effect) -> None:
+    def perform(self, effect: Effect) -> None:  # noqa: C901 - one case for each kind of order
         """Pass one order to the nodes that it concerns."""
         match effect:
+            case do.AbortStep() | do.AttachGroups():  # one for every rank
+                self._to_worker(effect)
             case do.ReportIncident() | do.Announce():
                 self._log.report(effect, self.node.vault.status_page)
             case do.StopJob(exit_code, reason):

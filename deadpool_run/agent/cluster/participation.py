@@ -331,7 +331,7 @@ class Participation:
                 self._leadership.handle_configurations(message)
             case peers.Redirect(agents=agents):
                 self._leadership.handle_configurations(agents)
-            case peers.LogState() | peers.LogEntry():
+            case peers.LogState() | peers.LogEntries():
                 if (known := self._replica.take_in(message)) is not None:
                     self._leadership.know_log(known.index)
             case peers.Evict(reason):

@@ -36,6 +36,8 @@ class Inventory:
                 self._change(worker, released=True)
             case do.DismissWorker(worker):
                 self._change(worker, dismissed=True)
+            case do.PrepareSpare(worker):
+                self._change(worker, prepared=True)
             case _:
                 pass
 

@@ -281,9 +281,17 @@ def _begin_again(decision: Decision, truth: Truth, why: str) -> None:
     elif decision.state.phase is JobPhase.UNPROTECTED or (decision.state.phase is JobPhase.STARTING and begun):
         if decision.state.phase is JobPhase.STARTING:
             decision.enter(JobPhase.UNPROTECTED, "ranks had been given")
+        _end_prepared(decision, truth)
         restart.end(decision, "starting the world again", why)
     elif decision.state.phase is JobPhase.STARTING:
         decision.effects.append(do.BeginGeneration(decision.state.generation))
+
+
+def _end_prepared(decision: Decision, truth: Truth) -> None:
+    """End spares that the last coordinator had rehearse. The log may lack that order."""
+    for member in decision.state.in_phase(MemberPhase.READY, MemberPhase.PREPARING):
+        if truth.found[member.worker].prepared:
+            decision.kill(member.worker, restart.OF_THE_LAST_WORLD)
 
 
 def _end_orphans(decision: Decision, unrecorded: Sequence[RankClaim]) -> None:

@@ -180,13 +180,14 @@ def recall(decision: Decision, member: Member) -> None:
     if not member.replacement:  # what a replacement's rank holds is known: its dead owner left it
         decision.set_seat(member.held_rank, held=None)
     if do.AbortStep in MEMBER_TRANSITIONS[member.phase]:
-        decision.set_member(member.worker, stepped=False, finished=None)
-        decision.order(do.AbortStep(member.worker, decision.state.epoch))
+        decision.order(do.AbortStep(member.worker, decision.state.epoch), stepped=False, finished=None)
 
 
 def drained(decision: Decision, member: Member, event: ev.SurvivorDrained) -> None:
     """Note what a survivor holds."""
-    decision.set_seat(member.held_rank, held=holders.held_by_survivor(event), copies={}, asked=frozenset())
+    seat = decision.set_seat(member.held_rank, held=holders.held_by_survivor(event))
+    if seat.copies or seat.asked:
+        decision.set_seat(seat.rank, copies={}, asked=frozenset())
     _note_completed(decision, event.completed)
 
 
@@ -362,5 +363,4 @@ def _attach(decision: Decision) -> None:
         return
     decision.repair.restored_at = decision.now
     for member in decision.state.in_phase(_M.RESTORED):
-        decision.set_member(member.worker, stepped=False)
-        decision.order(do.AttachGroups(member.worker, decision.state.epoch))
+        decision.order(do.AttachGroups(member.worker, decision.state.epoch), stepped=False)

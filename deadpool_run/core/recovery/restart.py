@@ -16,6 +16,7 @@ MANAGED_RESTARTS = 3
 """Restarts of a world whose scripts called `init()`, unless the user says another number."""
 UNPROTECTED_S = 60.0
 """If a world is not protected within this time, the user is told why not."""
+OF_THE_LAST_WORLD = "what it has rehearsed is of the last world"
 _UNTIL_THEN = "until then a lost rank restarts the script from the beginning"
 
 
@@ -66,7 +67,7 @@ def end(decision: Decision, what: str, reason: str) -> None:
             decision.terminate(member.worker, SIGTERM, reason)
     for member in state.in_phase(MemberPhase.READY, MemberPhase.PREPARING):
         if member.prepared is not None:
-            decision.kill(member.worker, "what it has rehearsed is of the last world")
+            decision.kill(member.worker, OF_THE_LAST_WORLD)
 
 
 def advance_restarting(decision: Decision) -> None:

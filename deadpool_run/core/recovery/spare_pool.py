@@ -24,7 +24,10 @@ def heal(decision: Decision) -> None:
     state = decision.state
     if state.phase not in _HEALED_IN:
         return
-    missing = _missing(decision.settings, state, _to_look_at(decision))
+    nodes = _to_look_at(decision)
+    if not nodes:
+        return
+    missing = _missing(decision.settings, state, nodes)
     crashing = sorted({node for node in missing if places.is_crashing(state, node, decision.now)})
     for node in missing:
         if node not in crashing:
