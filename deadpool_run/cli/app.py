@@ -114,4 +114,4 @@ def main() -> NoReturn:
 
 def _complain(message: str) -> None:
     """Print an error; lines after the first are indented."""
-    tell(message.replace("\n", "\n  "))
+    tell(message.replace("\n", "\n  "), level="error", event="error")
