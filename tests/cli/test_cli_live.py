@@ -1,6 +1,7 @@
 """The commands on a real job."""
 
 import json
+import re
 
 
 def test_a_live_job_is_seen_and_a_killed_rank_is_seen_replaced(cluster):
@@ -58,4 +59,10 @@ def test_a_rehearsal_injects_its_faults_and_tells_programs_what_happened(cluster
     verdict = lines[-1]
     assert (verdict["seed"], verdict["injected"], verdict["repaired"], verdict["survived"]) == (7, 1, 1, True)
     assert told.read_text().splitlines() == ["1", *repair["causes"], ""]
+
+    page = tmp_path / "report.html"
+    done = job.command_line("report", "-o", str(page))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert re.search(r"<b>20</b><span>steps completed</span>.*<b>1</b><span>repairs</span>", page.read_text())
+    assert "Step times" in page.read_text()
     job.check_nothing_left()
