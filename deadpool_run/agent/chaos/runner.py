@@ -60,8 +60,8 @@ class Chaos:
         """Inject the fault, if it is due now; return whether it was."""
         status = self._ask({"do": "status"})
         victims = fault.victims
-        # A fault that does not name a phase waits for the end of a repair, so that each is judged by itself.
-        may_fail = status.get("phase") in (REPAIRED_IN if fault.phase else {"running"})
+        # A fault that does not name a phase waits until earlier ones are answered, so that each is judged by itself.
+        may_fail = status.get("phase") in REPAIRED_IN if fault.phase else self._is_calm(status)
         if not (may_fail and victims.reached(status, step) and victims.seen_in(status, fault.phase)):
             return False
         if fault.phase:
@@ -73,6 +73,11 @@ class Chaos:
             return False  # no spare is ready, or the rank's place is empty
         done = [self._kill(each, draw.how, status, spare=victims.spare) for each in chosen]
         return any(done)
+
+    def _is_calm(self, status: Status) -> bool:
+        """Return whether no repair is running, and no rank that was hit, such as by a hang, still has to be found."""
+        holders = {rank.get("worker") for rank in status.get("ranks", ())}
+        return status.get("phase") == "running" and not any(each.worker in holders for each in self.injected)
 
     def _kill(self, victim: Mapping[str, Any], how: KillHow, status: Status, *, spare: bool) -> bool:
         name = "a spare" if spare else f"rank {victim['rank']}"

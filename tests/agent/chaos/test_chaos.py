@@ -105,6 +105,15 @@ def test_a_fault_waits_until_it_is_due(fault, waits_for):
     assert request["do"] == ("kill-spare" if fault.victims.spare else "kill-rank")
 
 
+def test_a_fault_waits_until_a_rank_that_hangs_is_found():
+    hung, found = status(), status()
+    found["ranks"][1]["worker"] = 20
+    job = Job(*[status()] * 4, *[hung] * 2, found, wanted=2)
+    injected(job, PlannedFault(Victims(rank=1), (KillHow.HANG,), at_step=1), PlannedFault(Victims(rank=2), at_step=1))
+    (_, first), (left, second) = job.asked
+    assert (first["rank"], second["rank"], left) == (1, 2, 1)
+
+
 def test_a_phase_of_a_repair_is_hit_in_the_repair():
     repairing = status("repairing")
     repairing["ranks"][2]["activity"] = "rehearsal"
@@ -115,7 +124,7 @@ def test_a_phase_of_a_repair_is_hit_in_the_repair():
 
 def test_the_verdict_counts_what_became_of_the_faults():
     chaos = injected(
-        Job(status()), PlannedFault(Victims(rank=1), at_step=1), PlannedFault(Victims(spare=True), at_step=1)
+        Job(status(), wanted=2), PlannedFault(Victims(spare=True), at_step=1), PlannedFault(Victims(rank=1), at_step=1)
     )
     open_ = chaos.verdict(1, 0)
     assert (open_["injected"], open_["spares"], open_["open"], open_["survived"]) == (2, 1, 1, False)
