@@ -157,6 +157,8 @@ class LaunchSpec:
     """Print every decision, and all phases of a repair."""
     json_log: bool = False
     """Print the launcher's own lines as JSON objects."""
+    metrics: tuple[str, int] | None = None
+    """Host and port on which the leader serves metrics."""
     on_repair: tuple[str, ...] = ()
     """Command and arguments to run after each repair."""
     chaos: ChaosPlan | None = None

@@ -2,6 +2,7 @@
 
 import json
 import re
+import urllib.request
 
 
 def test_a_live_job_is_seen_and_a_killed_rank_is_seen_replaced(cluster):
@@ -44,10 +45,23 @@ def test_a_rehearsal_injects_its_faults_and_tells_programs_what_happened(cluster
     told = tmp_path / "repaired"
     # The variables are for the command alone: on a shell's command line, the text of a cause would be code.
     command = f"""sh -c 'printf "%s\\n" "$DEADPOOL_INCIDENT_RANKS" "$DEADPOOL_INCIDENT_CAUSES" "$DEADPOOL_TOKEN" > {told}.new; mv {told}.new {told}'"""
-    options = ("--log-format", "json", "--on-repair", command, "--chaos", "seed 7; kill rank 1 at step 5")
-    job = cluster("--steps", "20", nproc=2, spares=1, options=options, env={"DEADPOOL_TOKEN": "x" * 16})
+    options = (
+        "--log-format",
+        "json",
+        "--metrics-port",
+        "0",
+        "--on-repair",
+        command,
+        "--chaos",
+        "seed 7; kill rank 1 at step 5",
+    )
+    job = cluster("--steps", "20", "--hold", "15", nproc=2, spares=1, options=options, env={"DEADPOOL_TOKEN": "x" * 16})
     job.wait_state(1, 2)
     job.wait_stderr('"recovered"')
+    (port,) = re.findall(r'"port": (\d+)', job.stderr)
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
+        assert b"\ndeadpool_repairs_total 1.0\n" in answer.read()
+    job.release()
     assert job.wait_exit() == 0, job.told()
     lines = [json.loads(line) for line in job.stderr.splitlines()]
     events = [line["event"] for line in lines]

@@ -24,6 +24,16 @@ class ObservedJob(Protocol):
     server: CoordinatorServer
 
 
+class Metrics(Protocol):
+    """A server of metrics."""
+
+    def repaired(self, incident: Incident) -> None:
+        """Count a repair."""
+
+    def close(self) -> None:
+        """Serve no more."""
+
+
 class Observers:
     """The observers of one leader, in the running loop."""
 
@@ -34,11 +44,16 @@ class Observers:
         self._log = UserLog(spec, output, was_led=was_led)
         self._samples: Samples | None = None
         self._chaos: Chaos | None = None
+        self._metrics: Metrics | None = None
         self._command = RepairCommand(spec.on_repair, parent, os.environ) if spec.on_repair else None
 
     def begin(self) -> None:
         """Begin what takes time."""
         self._samples = Samples(self._spec.run_dir, self._page, self._job.server.now)
+        if self._spec.metrics is not None:
+            from deadpool_run.agent.observers.metrics_server import MetricsServer  # noqa: PLC0415 - needs an extra
+
+            self._metrics = MetricsServer(self._spec.metrics, self._job.request_handler.answer, self._page)
         if self._spec.chaos is not None:
             self._chaos = Chaos(self._spec.chaos, self._job.request_handler.answer)
 
@@ -51,8 +66,9 @@ class Observers:
     def _repaired(self, incident: Incident) -> None:
         if self._samples is not None:
             self._samples.take()
-        if self._chaos is not None:
-            self._chaos.repaired(incident)
+        for observer in (self._chaos, self._metrics):
+            if observer is not None:
+                observer.repaired(incident)
         if self._command is not None:
             self._command.run(incident_environment(incident, self._spec.run_id, self._spec.run_dir))
 
@@ -79,7 +95,8 @@ class Observers:
         """End all of it. `wait`: wait a moment for the disk, as the process ends."""
         if self._chaos is not None:
             self._chaos.stop()
-        if self._command is not None:
-            self._command.close()
+        for closing in (self._metrics, self._command):
+            if closing is not None:
+                closing.close()
         if self._samples is not None:
             self._samples.close(wait=wait)

@@ -1,15 +1,32 @@
-"""Options for what accompanies a job: a command after repairs, a rehearsal. Raises `UsageError`."""
+"""Options for what accompanies a job: metrics, a command after repairs, a rehearsal. Raises `UsageError`."""
 
 import shlex
 import shutil
 import zlib
+from importlib.util import find_spec
 
 from deadpool_run.agent.chaos.plan import ChaosPlan
+from deadpool_run.cli.cluster.nodes import host_of
 from deadpool_run.cli.options.chaos_plan import Limits, read_plan
 from deadpool_run.cli.options.resolve import Values
 from deadpool_run.core.settings import Settings
 
+_LOOPBACK = "127.0.0.1"
+_MAX_PORT = 65535
 _SEEDS = 1_000_000
+
+
+def metrics_address(values: Values) -> tuple[str, int] | None:
+    """Return host and port of --metrics-port; None without it."""
+    text = values.text("metrics_port")
+    if not text:
+        return None
+    host, port = ("", text) if text.isdecimal() else host_of(text)
+    if not port.isdecimal() or not 0 <= int(port) <= _MAX_PORT:
+        raise values.refuse("metrics_port", "not a port", "write for example 9400, or 0.0.0.0:9400 for all interfaces")
+    if find_spec("prometheus_client") is None:
+        raise values.refuse("metrics_port", "prometheus-client is not installed", "pip install 'deadpool-run[metrics]'")
+    return host or _LOOPBACK, int(port)
 
 
 def repair_command(values: Values) -> tuple[str, ...]:

@@ -173,6 +173,11 @@ _LOGS = group(
         default="text",
     ),
     Option(
+        "metrics_port",
+        "[HOST:]PORT",
+        "Serve metrics for Prometheus at http://HOST:PORT/metrics, on the machine that leads. Needs `deadpool-run[metrics]`. HOST is 127.0.0.1 unless set. Default: no metrics.",
+    ),
+    Option(
         "on_repair",
         "COMMAND",
         "Program with arguments to run after each repair, without a shell. Variables DEADPOOL_INCIDENT_... describe the repair. It may take 60 s; the job does not wait.",
