@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from test_cli_app import deadpool, ours
 
 from deadpool_run.agent.records.user_log import Cost
+from deadpool_run.cli.report import charts
 from deadpool_run.cli.report.charts import MOST_ROWS, shown_ranks
 from deadpool_run.cli.report.history import RepairRecord, read_history, thinned
 from deadpool_run.cli.report.page import page
@@ -193,6 +194,20 @@ def test_the_trace_is_one_that_viewers_read(run):
         for one, other in ((one, other) for one in track for other in track):
             first, last = sorted((one, other), key=lambda span: (span[0], -span[1]))
             assert last[0] >= first[1] - 1 or last[1] <= first[1] + 1
+
+
+def test_a_hang_neither_counts_as_steps_nor_hides_other_repairs(run):
+    stuck = [{**SAMPLES[-1], "now": 130.0 + at, "step_s": 9.0} for at in range(50)]
+    (run / "samples.jsonl").write_bytes(b"".join(to_json(each) + b"\n" for each in SAMPLES + stuck))
+    history = read_history(run_at(run))
+    assert {sample.step_s for sample in history.stepping()} == {0.15}
+    (repair,) = history.repairs
+    hang = RepairRecord(12.0, 12.6, replace(INCIDENT, detected_s=100.0))
+    history.repairs = [repair, repair, repair, hang]
+    drawn = ET.fromstring(charts.repairs(history))
+    heights = {float(each.get("height")) for each in drawn.iter("rect") if each.get("class") == "p4"}
+    assert max(heights) > 10
+    assert "100.6 s" in [each.text for each in drawn.iter("text")]
 
 
 def test_long_stretches_keep_their_slowest_step(run):

@@ -78,6 +78,7 @@ class RepairCommand:
     def close(self) -> None:
         """Start it no more. One that runs may take as long as the processes of the job."""
         self._waiting.clear()
+        self._sink.close(0.0)
 
     def _next(self) -> None:
         if self._is_busy or not self._waiting:

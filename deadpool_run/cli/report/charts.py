@@ -18,12 +18,14 @@ _LEAST_PX = 1.5
 """The least width of what happened, however short it was."""
 _CLIPPED = 1.15
 """Share of the 99th percentile at which an axis of step times ends."""
+_USUAL = 4.0
+"""Times the median at which the axis of repairs ends: one hang, found after minutes, would hide the parts of all others."""
 _PER_MS = 1e3
 
 
 def step_times(history: History) -> str:
     """Return the times of steps, with a line for each loss."""
-    shown = [sample for sample in thinned(history.samples, MOST_POINTS) if sample.step_s > 0]
+    shown = thinned(history.stepping(), MOST_POINTS)
     if not shown:
         return ""
     ordered = sorted(sample.step_s for sample in shown)
@@ -95,7 +97,9 @@ def repairs(history: History) -> str:
     shown = history.repairs[-MOST_BARS:]
     if not shown:
         return ""
-    values = ticks(max(repair.lost_s for repair in shown) * _PER_MS)
+    ordered = sorted(repair.lost_s for repair in shown)
+    usual = _USUAL * ordered[len(ordered) // 2]
+    values = ticks(min(ordered[-1], usual) * _PER_MS)
     x, y = Scale(0, len(shown), _LEFT, WIDTH - _RIGHT), Scale(0, values[-1], _HEIGHT - _BOTTOM, _TOP)
     place = (x.end - x.begin) / len(shown)
     width = min(40.0, place * 0.7)
@@ -118,8 +122,8 @@ def _bar(repair: RepairRecord, left: float, width: float, y: Scale) -> Iterator[
     reached = 0.0
     ranks = ", ".join(str(loss.rank) for loss in repair.incident.losses)
     for name, seconds in repair.parts():
-        if seconds > 0:
-            top, bottom = y.at((reached + seconds) * _PER_MS), y.at(reached * _PER_MS)
+        top, bottom = y.at((reached + seconds) * _PER_MS), y.at(reached * _PER_MS)
+        if top < bottom:
             gap = 1.0 if bottom - top > 3 else 0.0  # the ground between two parts
             yield element(
                 "rect",
@@ -131,6 +135,8 @@ def _bar(repair: RepairRecord, left: float, width: float, y: Scale) -> Iterator[
                 class_=f"p{PHASES.index(name) + 1}",
             )
         reached += seconds
+    if reached * _PER_MS > y.most:
+        yield text(left + width / 2, y.end - 3, f"{reached:.1f} s", class_="tick", text_anchor="middle")
 
 
 def ranks(history: History) -> str:

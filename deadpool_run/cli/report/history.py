@@ -114,6 +114,15 @@ class History:
         index = bisect.bisect_right(self.samples, at, key=lambda sample: sample.now)
         return self.samples[index - 1].step_s if index else 0.0
 
+    def stepping(self) -> list[Sample]:
+        """Return the samples since whose predecessor a step was completed: others have the time of an old one."""
+        before = [-1, *(sample.step for sample in self.samples)]
+        return [
+            sample
+            for sample, step in zip(self.samples, before, strict=False)
+            if sample.step != step and sample.step_s > 0
+        ]
+
     def cost(self) -> Cost:
         """Return what all repairs have cost."""
         cost = Cost()

@@ -93,7 +93,7 @@ def _head(history: History, name: str) -> str:
 
 def _tiles(history: History) -> str:
     cost = history.cost()
-    times = [sample.step_s for sample in history.samples if sample.step_s > 0]
+    times = [sample.step_s for sample in history.stepping()]
     behind = [sample.step - sample.committed for sample in history.samples if sample.committed is not None]
     shown = [
         (span(history.duration), "duration"),
@@ -126,7 +126,7 @@ def _sections(history: History) -> Iterator[str]:
     yield _section("Step times", note, charts.step_times(history))
     parts = tuple((f"p{number + 1}", name) for number, name in enumerate(charts.PHASES))
     more = len(history.repairs) - charts.MOST_BARS
-    note = "Each part is what it adds to the total, as parts overlap."
+    note = "Each part is what it adds to the total, as parts overlap. A bar with a number goes beyond the axis."
     yield _section(
         "Repairs",
         note + (f" The last {charts.MOST_BARS} are shown." if more > 0 else ""),
