@@ -29,6 +29,10 @@ class Injection:
     generation: int
     repaired: bool = False
 
+    def is_answered(self, generation: int) -> bool:
+        """Return whether a repair, or a restart of the world, has answered it. The loss of a spare needs none."""
+        return self.spare or self.repaired or generation > self.generation
+
 
 class Chaos:
     """One rehearsal, in the running loop."""
@@ -75,9 +79,9 @@ class Chaos:
         return any(done)
 
     def _is_calm(self, status: Status) -> bool:
-        """Return whether no repair is running, and no rank that was hit, such as by a hang, still has to be found."""
-        holders = {rank.get("worker") for rank in status.get("ranks", ())}
-        return status.get("phase") == "running" and not any(each.worker in holders for each in self.injected)
+        """Return whether the job trains, and every rank that was hit is repaired: found, and with a step behind it."""
+        generation = int(status.get("generation", 0))
+        return status.get("phase") == "running" and all(each.is_answered(generation) for each in self.injected)
 
     def _kill(self, victim: Mapping[str, Any], how: KillHow, status: Status, *, spare: bool) -> bool:
         name = "a spare" if spare else f"rank {victim['rank']}"
@@ -118,7 +122,7 @@ class Chaos:
             "spares": len(self.injected) - len(ranks),
             "repaired": repaired,
             "restarted": restarted,
-            "open": len(ranks) - repaired - restarted,
+            "open": sum(not each.is_answered(generation) for each in ranks),
             "survived": exit_code == 0,
             "exit_code": exit_code,
         }

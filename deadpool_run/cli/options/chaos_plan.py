@@ -15,6 +15,8 @@ from deadpool_run.view.victims import ACTIVITIES, Victims
 
 _KEYS = ("rank", "random", "node", "spare", "how", "every", "at-step", "phase", "count")
 _VICTIMS = _KEYS[:4]
+_FILLERS = ("a", "at")
+"""Words that plain English puts before others: `a spare`, `at step 40`."""
 _WITHOUT_VALUE = ("random", "spare")
 _FOR_A_PLAN = 'write for example "kill every 60s" or the name of a YAML file'
 _MOST_BYTES = 1 << 20
@@ -67,8 +69,10 @@ def _of_words(value: str) -> tuple[_Text | None, list[tuple[str, dict[str, _Text
 
 
 def _pairs(words: list[str], where: str) -> Iterator[tuple[str, _Text]]:
-    rest = iter(word for word in words if word not in ("a", "at"))
+    rest = iter(words)
     for word in rest:
+        if word in _FILLERS:
+            continue
         key = {"with": "how", "step": "at-step"}.get(word, word)
         if key not in _KEYS:
             raise _unknown(where, word, ("with", *_KEYS))

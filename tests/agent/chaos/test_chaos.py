@@ -105,10 +105,10 @@ def test_a_fault_waits_until_it_is_due(fault, waits_for):
     assert request["do"] == ("kill-spare" if fault.victims.spare else "kill-rank")
 
 
-def test_a_fault_waits_until_a_rank_that_hangs_is_found():
-    hung, found = status(), status()
-    found["ranks"][1]["worker"] = 20
-    job = Job(*[status()] * 4, *[hung] * 2, found, wanted=2)
+def test_a_fault_waits_until_the_one_before_is_answered():
+    attached = status()
+    attached["ranks"][1]["worker"] = 20  # and no step is completed: the repair is not over
+    job = Job(*[status()] * 4, *[attached] * 2, status(generation=1), wanted=2)
     injected(job, PlannedFault(Victims(rank=1), (KillHow.HANG,), at_step=1), PlannedFault(Victims(rank=2), at_step=1))
     (_, first), (left, second) = job.asked
     assert (first["rank"], second["rank"], left) == (1, 2, 1)
