@@ -11,6 +11,7 @@ from pathlib import Path
 from string import Template
 
 from deadpool_run.agent.authority.bounded import BoundedAuthority
+from deadpool_run.agent.chaos.plan import ChaosPlan
 from deadpool_run.agent.slurm.discovery import Discovery
 from deadpool_run.core.settings import Settings
 from deadpool_run.errors import UsageError
@@ -154,6 +155,14 @@ class LaunchSpec:
     """The most bytes that this node spends on snapshots and copies. 0: as many as there are."""
     verbose: bool = False
     """Print every decision, and all phases of a repair."""
+    json_log: bool = False
+    """Print the launcher's own lines as JSON objects."""
+    metrics: tuple[str, int] | None = None
+    """Host and port on which the leader serves metrics."""
+    on_repair: tuple[str, ...] = ()
+    """Command and arguments to run after each repair."""
+    chaos: ChaosPlan | None = None
+    """Faults to inject. None: no rehearsal."""
     role: str = "default"
     start_method: StartMethod = StartMethod.FORKSERVER
     preload: tuple[str, ...] = DEFAULT_PRELOAD

@@ -1,4 +1,6 @@
-"""The lines that report a repair to the user: a short one, and one with all phases. Pure."""
+"""The lines that report a repair to the user: a short one, and one with all phases; and its fields for programs. Pure."""
+
+from typing import Any
 
 from deadpool_run.core.effects import Incident, Loss
 from deadpool_run.text import counted
@@ -34,8 +36,24 @@ def short_line(incident: Incident) -> str:
     losses = " and ".join(
         f"rank {loss.rank}{' (injected)' if loss.injected else ''} on {_replacement(loss)}" for loss in incident.losses
     )
-    total_s = (incident.detected_s or 0.0) + incident.first_step_s
-    return f"recovered {losses} in {total_s:.2f} s; {_resumed(incident)}"
+    return f"recovered {losses} in {total_s(incident):.2f} s; {_resumed(incident)}"
+
+
+def total_s(incident: Incident) -> float:
+    """Return the time from the fault, if it was injected, else from when the loss was known, to the first step of all ranks."""
+    return (incident.detected_s or 0.0) + incident.first_step_s
+
+
+def incident_fields(incident: Incident) -> dict[str, Any]:
+    """Return the fields of a line for programs."""
+    return {
+        "ranks": [loss.rank for loss in incident.losses],
+        "causes": [loss.cause for loss in incident.losses],
+        "injected": any(loss.injected for loss in incident.losses),
+        "resumed": incident.resumed,
+        "steps_repeated": incident.steps_repeated,
+        "total_s": total_s(incident),
+    }
 
 
 def _loss(loss: Loss) -> str:

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import assert_never
 
 from deadpool_run.agent.console import announcement, report_request, tell
-from deadpool_run.agent.records.incident_line import incident_line, short_line
+from deadpool_run.agent.records.incident_line import incident_fields, incident_line, short_line
 from deadpool_run.agent.records.logs import Logs
 from deadpool_run.agent.spec import LaunchSpec
 from deadpool_run.coordinator.address import JOURNAL_NAME
@@ -49,7 +49,14 @@ class UserLog:
         self.cost = Cost()
         self._was_protected = was_led
         if not was_led:
-            tell(self._start_line())
+            settings = spec.settings
+            tell(
+                self._start_line(),
+                event="run_started",
+                world_size=settings.world_size,
+                spares=settings.spares,
+                spare_nodes=settings.spare_nodes,
+            )
 
     @property
     def up_s(self) -> float:
@@ -67,7 +74,8 @@ class UserLog:
                 self._announce(order)
             case ReportIncident(incident):
                 self.cost.add(incident, status_page.step_s())
-                tell(incident_line(incident) if self._spec.verbose else short_line(incident))
+                line = incident_line(incident) if self._spec.verbose else short_line(incident)
+                tell(line, event="recovered", incident_id=incident.epoch, **incident_fields(incident))
             case _:
                 assert_never(order)
 
@@ -76,15 +84,16 @@ class UserLog:
         if order.detail and not self._spec.verbose:
             return
         if what := self._output.without_shown(order.what):
-            tell(announcement(what, order.reason))
+            tell(announcement(what, order.reason), event="decision", level="error" if order.ours else "info")
         if order.ours:
-            tell(report_request(self._spec.run_dir / JOURNAL_NAME))
+            tell(report_request(self._spec.run_dir / JOURNAL_NAME), level="error")
 
     def protected(self, status_page: StatusPage) -> None:
         """Print that the job is protected, the first time."""
         if not self._was_protected:
             self._was_protected = True
-            tell(f"protected since step {status_page.most_completed()}: a lost rank is replaced in place")
+            step = status_page.most_completed()
+            tell(f"protected since step {step}: a lost rank is replaced in place", event="protected", step=step)
 
     def ended(self, exit_code: int, status_page: StatusPage, *, managed: bool) -> None:
         """Print how the run ended, and what its losses cost."""
@@ -102,7 +111,9 @@ class UserLog:
             parts += [counted(cost.repairs, "repair"), repeated, lost, goodput]
         if exit_code and self._output.root is not None:
             parts.append(f"logs in {self._output.root}")
-        tell(f"run {self._spec.run_id} {'; '.join((parts[0], ', '.join(parts[1:]))) if parts[1:] else parts[0]}")
+        what = "; ".join((parts[0], ", ".join(parts[1:]))) if parts[1:] else parts[0]
+        level = "error" if exit_code else "info"
+        tell(f"run {self._spec.run_id} {what}", event="run_ended", level=level, exit_code=exit_code, **self.summary())
 
     def _start_line(self) -> str:
         spec, settings = self._spec, self._spec.settings

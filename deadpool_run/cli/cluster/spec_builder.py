@@ -11,6 +11,7 @@ from deadpool_run.agent.numa import BindingMode
 from deadpool_run.agent.records import script_copy
 from deadpool_run.agent.spec import DEFAULT_PRELOAD, LaunchSpec, Mode, StartMethod, Streams, Target
 from deadpool_run.cli.cluster.nodes import cluster, host_of, shape
+from deadpool_run.cli.cluster.observers import chaos_plan, metrics_address, repair_command
 from deadpool_run.cli.options import accepted_only
 from deadpool_run.cli.options.machine import Surroundings
 from deadpool_run.cli.options.resolve import Values, parse_duration_s
@@ -77,6 +78,10 @@ def plan(values: Values, argv: tuple[str, ...], here: Surroundings) -> Launch:
         duplicate_stderr_filters=split_needles(values.text("duplicate_stderr_filters")),
         snapshot_memory=values.nbytes("snapshot_memory") or 0,
         verbose=values.flag("verbose"),
+        json_log=values.choice("log_format", ("text", "json")) == "json",
+        metrics=metrics_address(values),
+        on_repair=repair_command(values),
+        chaos=chaos_plan(values, settings, run_id),
         role=values.text("role"),
         start_method=start_method,
         preload=tuple(dict.fromkeys((*DEFAULT_PRELOAD, *values.words("preload")))),

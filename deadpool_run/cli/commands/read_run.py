@@ -12,10 +12,9 @@ from typing import Annotated
 import typer
 
 from deadpool_run.agent.console import tell
-from deadpool_run.cli.runs.events import entries, texts, timed
+from deadpool_run.cli.runs.events import entries, journals_of, texts, timed
 from deadpool_run.cli.runs.find import Run, RunDir, RunId, RunState, find_run, run_at
 from deadpool_run.cli.runs.follow import follow
-from deadpool_run.coordinator.address import JOURNALS
 from deadpool_run.errors import NoSuchRunError
 
 Follow = Annotated[bool, typer.Option("-f", "--follow", help="Continue until the run ends.")]
@@ -77,9 +76,7 @@ def events(
     run = find_run(run_dir, run_id, os.environ)
 
     def find() -> list[Path]:
-        return sorted(
-            {*run.path.glob(JOURNALS), *run.path.glob(f"node-*/{JOURNALS}")}, key=lambda path: path.stat().st_ctime
-        )
+        return journals_of(run.path)
 
     if not find() and not following:
         raise NoSuchRunError(f"{run.path}: there is no journal\n`deadpool-run ls` lists the runs of this machine")

@@ -15,7 +15,7 @@ from deadpool_run.cli.options.resolve import option_of
 from deadpool_run.errors import UsageError
 
 COMMANDS = (
-    *("check", "ls", "status", "logs", "events", "stack", "stop", "wait", "kill-rank"),
+    *("check", "ls", "status", "logs", "events", "report", "stack", "stop", "wait", "kill-rank"),
     *("prune", "doctor", "config show", "env"),
 )
 _SYNONYMS = {

@@ -1,10 +1,12 @@
-"""The journal of a run as lines for people. Pure, except for reading its file."""
+"""The journal of a run as lines for people. Pure, except for finding its files."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 from deadpool_run.agent.records.incident_line import short_line
+from deadpool_run.coordinator.address import JOURNALS
 from deadpool_run.core.effects import Incident
 from deadpool_run.core.recovery.shutdown import describe_exit
 from deadpool_run.errors import ProtocolError
@@ -40,6 +42,12 @@ _EFFECTS: Mapping[str, str] = {
     "SetCaptureInterval": "worker {worker} takes a snapshot every {interval} steps",
     "StopJob": "the job ended with exit code {exit_code}: {reason}",
 }
+
+
+def journals_of(run_dir: Path) -> list[Path]:
+    """Return the journals of a run that are on this machine, those of all leaders, the oldest first."""
+    found = {*run_dir.glob(JOURNALS), *run_dir.glob(f"node-*/{JOURNALS}")}
+    return sorted(found, key=lambda path: path.stat().st_ctime)
 
 
 def entries(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
