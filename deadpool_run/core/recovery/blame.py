@@ -104,7 +104,7 @@ def _is_ours(old: Raise, new: Raise) -> bool:
     That is, if both have frames of ours, or if both workers ran our code and not their script, which can raise.
     What interrupts only a drain is mended by running the script again.
     """
-    if new.drained or new.blame is Blame.NOBODY or (old.rank, old.kind) != (new.rank, new.kind):
+    if new.drained or new.blame in (Blame.NOBODY, Blame.DEVICE) or (old.rank, old.kind) != (new.rank, new.kind):
         return False
     return old.blame is new.blame is Blame.OURS or {old.phase, new.phase} <= _HANDLED
 
