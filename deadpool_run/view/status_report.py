@@ -6,7 +6,8 @@ If a job spans several nodes, each of `nodes` also has `port` (with `address`: w
 lacked copies on other nodes; null if no copy is missing.
 
 `no_memory_bytes` of a rank: the bytes that there was no memory for at its last snapshot; 0 if it was taken.
-`total_steps` is the number of steps of the loop, null until a rank of the leader's node has begun it. The leader adds `cost`: the
+`total_steps` is the number of steps of the loop, null until a rank of the leader's node has begun it. `device_library` is the library for
+collectives on the GPUs of that node, `nccl2` or `nccl`; null without, and before. The leader adds `cost`: the
 `repairs`, `steps_repeated`, `lost_s` and `goodput` (the share of the time that no repair took) since it leads.
 `capture_limit` says what keeps snapshots rarer than requested: see `capture_limit.limit`.
 """
@@ -19,7 +20,7 @@ from msgspec.structs import asdict
 
 from deadpool_run.core.state import State
 from deadpool_run.ids import NodeId
-from deadpool_run.vault.status_page import Phase, RankEntry, StatusPage
+from deadpool_run.vault.status_page import DeviceLibrary, Phase, RankEntry, StatusPage
 from deadpool_run.view import capture_limit, job_status
 from deadpool_run.wire.peers import Traffic
 
@@ -73,6 +74,9 @@ def status_object(  # noqa: PLR0913 - each is known to another part of the agent
         "ranks": ranks,
         "committed": status_page.committed(),
         "total_steps": status_page.total_steps or None,
+        "device_library": DeviceLibrary(status_page.device_library).name.lower()
+        if status_page.device_library
+        else None,
         "durable": None if durable is None else dict(durable),
         "dropped_lines": dict(dropped),
         **several,
