@@ -7,7 +7,6 @@ import fcntl
 import json
 import os
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -51,7 +50,14 @@ def cluster(
         return
     record_property("rung", request.function.__name__)
     violations = tmp_path / "violations"
-    yield partial(cluster, env={"FAKE_DEVICE": "1", VIOLATIONS_VARIABLE: str(violations)})
+    jobs: list[Cluster] = []
+
+    def start(*args: str, **options: object) -> Cluster:
+        jobs.append(cluster(*args, env={"FAKE_DEVICE": "1", VIOLATIONS_VARIABLE: str(violations)}, **options))
+        return jobs[-1]
+
+    yield start
+    assert all(told["launches"] for job in jobs for told in job.account.of("device")), "it ran over Gloo"
     assert not violations.exists(), violations.read_text(encoding="utf-8")
 
 
