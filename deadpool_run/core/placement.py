@@ -79,8 +79,13 @@ def spare_place(state: State, rank: Rank, node: NodeId) -> int | None:
     """Return where a spare of the node rehearses as the rank; None if no GPU is free for it, or if the free ones are bad."""
     if not state.nodes[node].place.devices:
         return state.seats[rank].local_rank
+    return min(good_devices(state, node), default=None)
+
+
+def good_devices(state: State, node: NodeId) -> set[int]:
+    """Return the GPUs of a node that nobody uses and that are not bad."""
     held = {state.seats[rank].local_rank for rank in state.ranks_on(node)}
-    return min((at for at in _free_devices(state, node, held) if not places.is_bad(state, node, at)), default=None)
+    return {at for at in _free_devices(state, node, held) if not places.is_bad(state, node, at)}
 
 
 def _free_devices(state: State, node: NodeId, held: Collection[int]) -> set[int]:
