@@ -28,6 +28,8 @@ class Defect:
     plant: Callable[[], None]
     file: str
     test: str
+    shows: str
+    """What the failed test says."""
 
     @property
     def name(self) -> str:
@@ -226,6 +228,7 @@ DEFECTS = (
         aborts_in_turn,
         _CONFORMANCE,
         "test_several_stuck_communicators_are_aborted_at_the_same_time",
+        "processes did not finish within",
     ),
     Defect(
         "B",
@@ -233,6 +236,7 @@ DEFECTS = (
         aborts_inside,
         _CONFORMANCE,
         "test_an_abort_waits_for_the_call_that_is_inside",
+        "self.fake.violations == []",
     ),
     Defect(
         "C",
@@ -240,6 +244,7 @@ DEFECTS = (
         barrier_without_device,
         _CONFORMANCE,
         "test_a_barrier_goes_where_its_device_ids_say",
+        "device.fake.launches == 3",
     ),
     Defect(
         "D",
@@ -247,6 +252,7 @@ DEFECTS = (
         records_works_only,
         _CONFORMANCE,
         "test_a_replacement_rehearses_with_what_synchronous_and_coalesced_collectives_received",
+        "where allreduce of [1] int64 was recorded",
     ),
     Defect(
         "E",
@@ -254,6 +260,7 @@ DEFECTS = (
         leaves_coalescings_open,
         _CONFORMANCE,
         "test_a_coalescing_that_an_abort_cuts_poisons_no_later_call",
+        "self.fake.violations == []",
     ),
     Defect(
         "F",
@@ -261,6 +268,7 @@ DEFECTS = (
         connects_in_a_step,
         _CONFORMANCE,
         "test_a_loss_frees_a_rank_that_connects_on_the_device",
+        "it was not connected with the group",
     ),
     Defect(
         "F",
@@ -268,6 +276,7 @@ DEFECTS = (
         connects_to_the_end,
         _CONFORMANCE,
         "test_a_loss_frees_a_rank_that_connects_on_the_device",
+        "DID NOT RAISE",
     ),
     Defect(
         "G",
@@ -275,6 +284,7 @@ DEFECTS = (
         aborts_at_the_end,
         _CONFORMANCE,
         "test_a_rank_that_ends_first_brings_its_collectives_to_their_end",
+        "processes did not finish within",
     ),
     Defect(
         "H",
@@ -282,6 +292,7 @@ DEFECTS = (
         watchdog_sleeps,
         _LOSSES,
         "test_an_error_that_the_library_finds_by_itself_starts_a_repair",
+        "self.fake.violations == []",
     ),
     Defect(
         "I",
@@ -289,6 +300,7 @@ DEFECTS = (
         waits_for_no_abort,
         _CONFORMANCE,
         "test_a_rank_whose_abort_is_late_does_not_attach",
+        "DID NOT RAISE",
     ),
     Defect(
         "J",
@@ -296,6 +308,7 @@ DEFECTS = (
         keeps_the_aborted,
         _CONFORMANCE,
         "test_nothing_of_past_epochs_stays_in_memory",
+        "(6, 7)",
     ),
     Defect(
         "K",
@@ -303,6 +316,7 @@ DEFECTS = (
         commits_what_runs,
         _AHEAD,
         "test_a_step_that_the_device_had_not_ended_when_a_drain_began_is_no_snapshot",
+        "assert (0, 1) == (0,)",
     ),
     Defect(
         "K",
@@ -310,6 +324,7 @@ DEFECTS = (
         runs_far_ahead,
         _AHEAD,
         "test_the_end_of_a_step_waits_for_the_step_before",
+        "is_alive()",
     ),
     Defect(
         "K",
@@ -317,6 +332,7 @@ DEFECTS = (
         keeps_live_weights,
         _LOSSES,
         "test_weights_of_a_step_that_the_device_had_not_ended_are_not_kept",
+        "[7, 7]",
     ),
     Defect(
         "K",
@@ -324,6 +340,7 @@ DEFECTS = (
         asks_for_no_error,
         _LOSSES,
         "test_an_error_that_the_library_finds_by_itself_starts_a_repair",
+        "assert member.registry.find_failure()",
     ),
     Defect(
         "L",
@@ -331,6 +348,7 @@ DEFECTS = (
         captures_collectives,
         _LOSSES,
         "test_a_collective_in_a_captured_graph_is_refused",
+        "DID NOT RAISE",
     ),
     Defect(
         "M",
@@ -338,6 +356,7 @@ DEFECTS = (
         drops_options,
         _CONFORMANCE,
         "test_a_groups_own_options_reach_the_library_and_gloo_groups_stay_on_the_host",
+        "([None, None], [2.0, 2.0])",
     ),
     Defect(
         "O",
@@ -345,6 +364,7 @@ DEFECTS = (
         repeats_outputs,
         _LOSSES,
         "test_a_fake_gather_makes_no_second_output",
+        "largest.most <= source.numel()",
     ),
     Defect(
         "Q",
@@ -352,6 +372,7 @@ DEFECTS = (
         all_errors_are_losses,
         _LOSSES,
         "test_an_error_of_the_script_is_raised_and_one_of_a_peer_starts_a_repair",
+        "('', True, True, True)",
     ),
     Defect(
         "S",
@@ -359,6 +380,7 @@ DEFECTS = (
         one_abort_that_fails_hides,
         _LOSSES,
         "test_an_abort_that_fails_keeps_a_rank_from_attaching",
+        "DID NOT RAISE",
     ),
     Defect(
         "S",
@@ -366,6 +388,7 @@ DEFECTS = (
         creates_under_the_lock,
         _LOSSES,
         "test_a_loss_frees_a_rank_that_creates_a_communicator",
+        "[False]",
     ),
 )
 """N is a sentence of docs/gpu.md, P is in the core (`test_gpu_places`), R a number, and T was the lack of these tests."""

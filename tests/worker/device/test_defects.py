@@ -45,6 +45,7 @@ def test_a_planted_defect_makes_its_test_fail(defect):
     )
     assert done.returncode == FAILED, f"{done.stdout[-3000:]}\n{done.stderr[-1000:]}"
     assert " passed" not in done.stdout.splitlines()[-1], done.stdout[-3000:]
+    assert defect.shows in done.stdout, done.stdout[-3000:]
 
 
 if __name__ == "__main__":
