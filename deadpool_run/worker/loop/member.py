@@ -45,7 +45,7 @@ class LoopMember(RepairParticipant):
         self.practising = session.resume >= 0  # rehearses the first steps with its peers, then resumes version `resume`
         self._practised = True  # no peer was lost in those steps
         self.trial = Trial(wanted=verify and not (self.rehearsing or self.practising))
-        self._coverage = Coverage(self.snapshots.protected)
+        self._coverage = Coverage(self.snapshots.protected, self.snapshots.variables.keeps)
         self._transcript: Transcript | None = None  # recorded, not sealed yet
         self._in_loop = False
         self._outside = 0  # weight updates before the loop

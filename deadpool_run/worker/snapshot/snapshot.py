@@ -148,7 +148,7 @@ class Snapshots:
             for path, child in module.all_modules()
         ]
         others = [tracked.tensor for tracked in live_tensors(protected).values()]
-        self.variables.begin({id(each) for each in (*roots, *optimizers, *protected.objects.values())}, modules, others)
+        self.variables.begin((*roots, *optimizers, *protected.objects.values()), modules, others)
 
     def note_optimizer(self, optimizer: Optimizer) -> None:
         """Note that an optimizer is about to update, and so to use up the gradients of its parameters."""

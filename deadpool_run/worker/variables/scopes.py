@@ -27,6 +27,7 @@ from deadpool_run.worker.variables.functions import (
     set_arguments,
     set_defaults,
 )
+from deadpool_run.worker.variables.modules import OF_TORCH, has_variables, is_own_module, parts_of, variable_buffers
 from deadpool_run.worker.variables.own_objects import attributes_of_container, container_of, is_own, set_attributes
 from deadpool_run.worker.variables.values import Objects, OpaqueError, ValueWriter
 
@@ -34,8 +35,6 @@ _MOST_KEYS = 256
 """A dict or a list with more is one value, not a scope."""
 _MOST_SCOPES = 4096
 _VALUE, _UNSET = "value", object()
-_OF_TORCH = frozenset(vars(nn.Module()))
-"""Attributes of every module: its tables of parameters, buffers, children and hooks, and its mode."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,26 +53,28 @@ class Scope:
 class Scopes:
     """All scopes, found once: those of objects that the script makes later are parts of values."""
 
-    def __init__(self, excluded: Collection[int], modules: Iterable[tuple[str, nn.Module]]) -> None:
-        """`excluded` are identities of objects that are kept otherwise; `modules` are those whose plain attributes are kept."""
-        self._excluded = excluded
+    def __init__(self, protected: Iterable[object], modules: Iterable[tuple[str, nn.Module]]) -> None:
+        """`protected` are objects that are kept otherwise. Of `modules`, which are in these, only the plain attributes are kept."""
         sources = {name: vars(module) for name, module, _ in own_modules()}
         for frame in script_frames():
             sources.setdefault(str(frame.f_globals.get("__name__", "")), frame.f_globals)
         self.modules = frozenset(sources)
         self._found: list[Scope] = []
         self._objects = Objects()
+        for number, each in enumerate(protected):
+            self._objects.add(f"protected {number}", each)
         self._functions: set[int] = set()
         self._attributes = Attributes()
         self._add(Scope("functions", self._attributes.read, self._attributes.write, self._attributes.remove))
+        for name, module in modules:
+            self._objects.add(name, module)
+            if is_own_module(module, self.modules):
+                self._add(_attributes_scope(name, module))
         for frame_name, frame in function_frames():
             self._search(frame_name, local_variables(frame).items())
         for name, variables in sources.items():
             self._search(name, variables.items())
             self._add(Scope(name, _Variables(variables), variables.update))
-        for name, module in modules:
-            if any(kind.__module__ in self.modules for kind in type(module).__mro__):
-                self._add(Scope(name, _Variables(vars(module), _OF_TORCH), vars(module).update))
         for scope in self._found:  # which grows: scopes are found in scopes
             self._search(scope.name, scope.read().items())
 
@@ -84,13 +85,11 @@ class Scopes:
         yield from self._found
 
     def name_of(self, obj: object) -> str | None:
-        """Return the name of an object whose content is a scope. Raises `OpaqueError` for one that is kept otherwise."""
-        if id(obj) in self._excluded:
-            raise OpaqueError
+        """Return the name of an object whose content is a scope, or is kept otherwise; None for others."""
         return self._objects.name_of(obj)
 
     def is_scope(self, obj: object) -> bool:
-        """Return whether the content of an object is a scope of its own."""
+        """Return whether the content of an object is a scope of its own, or is kept otherwise."""
         return self._objects.name_of(obj) is not None
 
     def named(self, name: str) -> Any:
@@ -111,7 +110,7 @@ class Scopes:
 
     def _look(self, name: str, value: Any) -> None:
         kind = type(value)
-        if self.is_scope(value) or id(value) in self._excluded:
+        if self.is_scope(value):
             return
         if kind in (FunctionType, MethodType, partial):
             self._look_into(name, value)
@@ -121,9 +120,16 @@ class Scopes:
             self._add_own_dict(name, kind, value)
         elif kind in (list, tuple) and len(value) <= _MOST_KEYS:
             for index, part in enumerate(value):
-                if is_own(type(part), self.modules):
+                if isinstance(part, nn.Module) or is_own(type(part), self.modules):
                     self._look(f"{name}[{index}]", part)
-        elif isinstance(value, type) and value.__module__ in self.modules:
+        elif isinstance(value, nn.Module):
+            self._add_module(name, value)
+        else:
+            self._look_at_own(name, kind, value)
+
+    def _look_at_own(self, name: str, kind: type, value: Any) -> None:
+        """Look at a class of the script's, or an object of one."""
+        if isinstance(value, type) and value.__module__ in self.modules:
             self._add_class(name, value)
         elif is_own(kind, self.modules):
             read, write = partial(attributes_of, value), partial(set_attributes, value)
@@ -147,6 +153,17 @@ class Scopes:
         self._add_named(name, kind, _Variables(vars(kind)), partial(_set_of_class, kind))
         for key, method in list(vars(kind).items()):
             self._look_into(f"{name}.{key}", getattr(method, "__func__", method))
+
+    def _add_module(self, name: str, module: nn.Module) -> None:
+        """Add a module that is not protected, and those in it."""
+        for path, each in parts_of(module):
+            if self.is_scope(each):
+                continue
+            self._objects.add(f"{name}{path}", each)
+            if has_variables(each, self.modules):
+                self._add(_attributes_scope(f"{name}{path}", each))
+            if buffers := variable_buffers(each):
+                self._add(Scope(f"{name}{path}, buffers", partial(dict, buffers), buffers.update, buffers.pop))
 
     def _add_own_dict(self, name: str, kind: type, value: Any) -> None:
         base = dict if kind is dict else container_of(kind, self.modules)
@@ -192,6 +209,11 @@ class Scopes:
         cells.pop("__class__", None)  # of a method that calls super()
         if cells:
             self._add(Scope(f"{name}()", partial(closed_over, cells), partial(_fill, cells)))
+
+
+def _attributes_scope(name: str, module: nn.Module) -> Scope:
+    attributes = vars(module)
+    return Scope(name, _Variables(attributes, OF_TORCH), attributes.update, attributes.pop)
 
 
 class _Variables:

@@ -212,7 +212,7 @@ def _is_same_last(one: Any, other: Any) -> bool:
 
 def _parts(value: Any, depth: int = 0) -> Iterator[tuple[Any, Any]]:
     """Yield the tensors and arrays in a value, weakly, each with what changes when it is written to."""
-    if isinstance(value, Tensor):
+    if issubclass(type(value), Tensor):  # which a weak proxy is not
         yield weakref.ref(value), -1 if value.is_inference() else writes_of(value)
     elif is_array(value) and value.ndim:
         yield weakref.ref(value), sample_of_array(value)

@@ -5,13 +5,13 @@ identity, which two variables may share: those that were there when the loop beg
 rank (`Objects`), others by number within what is written together.
 """
 
-import math
 import weakref
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 from torch import Tensor, nn
 
 from deadpool_run.worker.codec import attributes_of, raw_bytes
@@ -155,7 +155,7 @@ class ValueWriter:
         return ["new", number, content]
 
     def _content(self, kind: type, value: Any) -> Any:
-        if isinstance(value, Tensor):
+        if issubclass(kind, Tensor):  # which a weak proxy is not
             return self._tensor(value)
         if is_array(value):
             return self._array(value)
@@ -269,17 +269,9 @@ class ValueWriter:
         return [found[0], ValueWriter().write(found[1])]
 
 
-def differ(one: Any, other: Any) -> bool:
-    """Return whether two nodes are of different values, bit for bit."""
-    if type(one) is not type(other):
-        return True
-    if isinstance(one, list):
-        return len(one) != len(other) or any(map(differ, one, other))
-    if isinstance(one, float):
-        if math.isnan(one) or math.isnan(other):
-            return math.isnan(one) != math.isnan(other)
-        return one != other or math.copysign(1, one) != math.copysign(1, other)
-    return bool(one != other)
+def encoded(node: Any, number: Callable[[TensorCopy], int] = id) -> bytes:
+    """Return a node as MessagePack, with numbers for the copies of large tensors. Equal for values that are equal bit for bit."""
+    return msgspec.msgpack.encode(node, enc_hook=number)
 
 
 def _with_room(copy: TensorCopy | None) -> TensorCopy:

@@ -25,7 +25,7 @@ from deadpool_run.worker.variables.values import (
     OpaqueError,
     UnkeptDataError,
     ValueWriter,
-    differ,
+    encoded,
 )
 
 _LEAVES = frozenset({type(None), bool, int, float, complex, str, bytes})
@@ -55,6 +55,8 @@ class _Before:
     reference, or None if there can be none."""
     parts: tuple[Any, ...] | None = None
     """The items of a list of plain values."""
+    encoded: bytes = b""
+    """The node, to compare with."""
 
 
 class Variables:
@@ -82,17 +84,17 @@ class Variables:
 
     def begin(
         self,
-        excluded: Collection[int] = (),
+        protected: Iterable[object] = (),
         modules: Iterable[tuple[str, nn.Module]] = (),
         others: Iterable[Tensor] = (),
     ) -> None:
         """Find the variables; the loop begins.
 
-        `excluded` are identities of objects that are kept otherwise, as are `others` and what shares their memory; of `modules`, by
-        name, the plain attributes are kept.
+        `protected` are objects that are kept otherwise, as are `others` and what shares their memory; of `modules`, by name, the
+        plain attributes are kept.
         """
         note_loop()
-        self._scopes = Scopes(excluded, modules)
+        self._scopes = Scopes(protected, modules)
         self._objects = Objects()
         self._copies = TensorCopies(others)
         self._before = {
@@ -128,7 +130,7 @@ class Variables:
             large.append(copy.tensor)
             return len(large) - 1
 
-        return {"of the script": msgspec.msgpack.encode(found, enc_hook=numbered), "large": large}
+        return {"of the script": encoded(found, numbered), "large": large}
 
     def put(self, taken: Mapping[str, Any]) -> None:
         """Set the variables to what `take` returned, here or in another process of the rank."""
@@ -161,6 +163,10 @@ class Variables:
             if wanted:
                 scope.write(wanted)
 
+    def keeps(self, obj: object) -> bool:
+        """Return whether the content of an object is among the variables, or is kept otherwise."""
+        return self._scopes is not None and self._scopes.is_scope(obj)
+
     def counts(self) -> dict[str, int]:
         """Return the small whole numbers in variables, by name."""
         return {
@@ -189,9 +195,8 @@ class Variables:
         if type(value) in _FLAT and all(type(part) in _LEAVES for part in value):
             parts = tuple(value)
         try:
-            return _Before(
-                self._writer(noting=name).write(value), weakref.ref(value) if is_data(value) else value, parts
-            )
+            node = self._writer(noting=name).write(value)
+            return _Before(node, weakref.ref(value) if is_data(value) else value, parts, encoded(node))
         except UnkeptDataError as error:
             return _Before(_UNKEPT, Unkept(value, str(error), digest=True))
         except OpaqueError:
@@ -221,7 +226,7 @@ class Variables:
         except OpaqueError:
             unknown = before is not None and before.node is _OPAQUE and before.value is None
             return None if unknown else _OPAQUE
-        return node if before is None or differ(node, before.node) else None
+        return node if before is None or encoded(node) != before.encoded else None
 
     def _read_all(self, reader: ValueReader, scope: str, nodes: dict[str, Any]) -> dict[str, Any]:
         found = {}
@@ -275,13 +280,13 @@ class Variables:
     def _as_before(self, reader: ValueReader, before: _Before) -> Any:
         """Return the value when the loop began; undo what has changed in it since."""
         value = before.value() if type(before.value) is weakref.ReferenceType else before.value
-        if isinstance(before.node, list) and before.node[0] != "scope" and self._differs(before.node, value):
+        if isinstance(before.node, list) and before.node[0] != "scope" and self._differs(before, value):
             return reader.read(before.node)
         return value
 
-    def _differs(self, node: Any, value: Any) -> bool:
+    def _differs(self, before: _Before, value: Any) -> bool:
         try:
-            return differ(self._writer().write(value), node)
+            return encoded(self._writer().write(value)) != before.encoded
         except OpaqueError:
             return True
 
@@ -293,7 +298,7 @@ def _maybe_changed(now: Mapping[str, Any], before: Mapping[str, _Before]) -> Ite
         if was is not None:
             kept = was.value
             if kept is value:
-                if type(value) in _LEAVES or _is_same(value, was.parts):
+                if type(value) in _LEAVES or was.node[0] == "scope" or _is_same(value, was.parts):
                     continue
             elif was.node is _OPAQUE and kept is not None and kept() is value:
                 continue
@@ -309,11 +314,11 @@ def _shown(scope: str, name: str) -> str:
 
 
 def _tensors_of(value: Any) -> Iterator[tuple[str, Tensor]]:
-    if isinstance(value, Tensor):
+    if issubclass(type(value), Tensor):
         yield "", value
     elif type(value) in (list, tuple, dict) and len(value) <= MOST_VALUES:
         parts = list(value.items() if type(value) is dict else enumerate(value))
-        yield from ((f"[{key!r}]", part) for key, part in parts if isinstance(part, Tensor))
+        yield from ((f"[{key!r}]", part) for key, part in parts if issubclass(type(part), Tensor))
 
 
 def _is_same(value: Any, parts: tuple[Any, ...] | None) -> bool:

@@ -6,7 +6,7 @@ the loop begins, and sampled again later: if they changed, they are state.
 
 import gc
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -51,8 +51,10 @@ class _Watched:
 class Coverage:
     """Compares the protected objects with the trained ones. For the main thread."""
 
-    def __init__(self, protected: Protected) -> None:
+    def __init__(self, protected: Protected, is_kept: Callable[[object], bool] = lambda _: False) -> None:
+        """`is_kept` returns whether the content of an object is among the script's variables, which snapshots have."""
         self._protected = protected
+        self._is_kept = is_kept
         self._watched: list[_Watched] = []
         self._wrappers: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._helpers: list[tuple[weakref.ref[Any], str]] = []
@@ -129,7 +131,8 @@ class Coverage:
             if sample(tensor) == watched.before:
                 kept.append(watched)
             elif not watched.trains:
-                _warn_of_metric(owner, watched.name)
+                if not self._is_kept(owner):
+                    _warn_of_metric(owner, watched.name)
             elif isinstance(owner, nn.Module):
                 return _unprotected(
                     "module", owner, f"is not protected, and its {watched.name!r} changed in step {step}"

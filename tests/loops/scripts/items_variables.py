@@ -221,3 +221,37 @@ def in_functions(rank, _size):
         optimizer.zero_grad()
 
     return Loop({"model": model, "optimizer": optimizer}, step, blocks_of(model), optimizer)
+
+
+class Meter(nn.Module):
+    """As metrics are: a total in a buffer, a count in an attribute, and nothing that is trained."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("total", torch.zeros(()))
+        self.seen = 0
+
+    def forward(self, value):
+        self.total += value
+        self.seen += 1
+        return float(self.total) / self.seen
+
+
+@item("a metric that is not protected, and the activation that is next, used only later")
+def metric_and_activation(rank, _size):
+    model = ddp(net())
+    optimizer = adam(model)
+    meter, activations = Meter(), [nn.Tanh(), nn.Sigmoid()]
+    activation = activations[0]
+
+    def step(index):
+        nonlocal activation
+        mean = meter(index)  # alike on all ranks
+        optimizer.param_groups[0]["lr"] = 1e-2 / (1 + (mean if index > LATER else 0))
+        activation(model(data(index, rank))).pow(2).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if index >= LATER:
+            activation = activations[1 - activations.index(activation)]
+
+    return Loop({"model": model, "optimizer": optimizer}, step, blocks_of(model), optimizer)

@@ -250,9 +250,42 @@ def cyclic():
     return Whole().bump
 
 
+class Metric(torch.nn.Module):
+    """Of the script, and nobody protects it."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("total", torch.zeros(()))
+        self.inner, self.seen = torch.nn.Module(), 0
+        self.inner.register_buffer("last", None)
+
+    def forward(self):
+        self.total += 1
+        self.seen += 1
+        self.best = max(getattr(self, "best", 0), 2 * self.seen)
+        self.inner.last = torch.full((2,), float(self.seen))
+        return float(self.total), self.seen, self.best, self.inner.last.tolist()
+
+
+def own_module():
+    return torch.nn.ModuleDict({"metric": Metric(), "other": torch.nn.Linear(1, 1)})["metric"].forward
+
+
+def chosen_module():
+    nets = torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)
+    current = nets[0]
+
+    def bump():
+        nonlocal current
+        current = nets[1] if current is nets[0] else nets[0]
+        return nets.index(current)
+
+    return bump
+
+
 KINDS = [
     *(defaults, function_attribute, method_default, partial, containers, a_dict_with_a_model, standard_library),
-    *(library_values, iterators, context, thread_local, cyclic),
+    *(library_values, iterators, context, thread_local, cyclic, own_module, chosen_module),
 ]
 
 
@@ -285,6 +318,45 @@ def test_a_replacement_goes_on_with_what_the_lost_rank_had(make, rehearsed):
     taken = Taken()
     expected = run(make, taken, until=STEPS)
     assert run(make, taken, until=rehearsed) == expected
+
+
+def test_a_metric_of_a_library_is_kept():
+    kind = type("Metric", (torch.nn.Module,), {"__module__": "metrics.of_a_library"})
+
+    def run(taken, *, steps):
+        variables, metric = Variables(), kind()
+        metric.values = [torch.zeros(())]
+        variables.begin()
+        for _ in range(steps):
+            metric.values.append(torch.ones(3))
+        taken.append(variables.take())
+        metric.values.append(torch.ones(3))
+        variables.put(taken[0])
+        return len(metric.values)
+
+    taken = Taken()
+    assert run(taken, steps=3) == 4
+    assert run(taken, steps=1) == 4
+
+
+def test_a_variable_holds_the_protected_object_that_it_held():
+    def run(taken, *, steps):
+        generator, critic = torch.nn.Sequential(torch.nn.Linear(1, 1)), torch.nn.Linear(1, 1)
+        optimizers = [torch.optim.SGD(each.parameters(), 0.1) for each in (generator, critic)]
+        variables = Variables()
+        now, optimizer, layer = generator, optimizers[0], None
+        variables.begin([generator, critic, *optimizers], [("generator", generator), ("generator.0", generator[0])])
+        for step in range(steps):
+            now, optimizer = (critic, optimizers[1]) if step % 2 == 0 else (generator, optimizers[0])
+            layer = generator[0]
+        taken.append(variables.take())
+        now = optimizer = layer = None
+        variables.put(taken[0])
+        return now is critic, optimizer is optimizers[1], layer is generator[0]
+
+    taken = Taken()
+    assert run(taken, steps=3) == (True, True, True)
+    assert run(taken, steps=2) == (True, True, True)
 
 
 def generator():

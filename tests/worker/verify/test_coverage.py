@@ -1,0 +1,58 @@
+"""Changes in modules that nobody protects: trained ones are named, metrics are warned of unless snapshots have them."""
+
+import warnings
+import weakref
+
+import pytest
+import torch
+
+from deadpool_run.worker.state.state import Protected
+from deadpool_run.worker.variables.variables import Variables
+from deadpool_run.worker.verify.coverage import Coverage
+
+
+class Hidden:
+    """Not the script's: its module is not among those of the script's files."""
+
+    __module__ = "of_a_library"
+
+
+def metric():
+    made = torch.nn.Module()
+    made.register_buffer("total", torch.zeros(()))
+    return made
+
+
+def problem_after_a_change(changed):
+    variables = Variables()
+    variables.begin()
+    coverage = Coverage(Protected(), variables.keeps)
+    coverage.begin()
+    with torch.no_grad():
+        changed.add_(1)
+    return coverage.problem(1, look=True)
+
+
+def test_a_metric_in_a_variable_needs_no_warning():
+    found = metric()
+    with warnings.catch_warnings(action="error"):
+        assert problem_after_a_change(found.total) == ""
+
+
+def test_a_metric_that_no_variable_holds_is_warned_of():
+    hidden = Hidden()
+    hidden.metric = metric()
+    total = weakref.proxy(hidden.metric.total)  # not in the assert, whose parts are variables too
+    with pytest.warns(RuntimeWarning, match="total changes in training and is not protected"):
+        problem = problem_after_a_change(total)
+    assert problem == ""
+
+
+def test_a_module_that_is_trained_is_named():
+    trained = torch.nn.Linear(1, 1)
+    assert "'trained'" in problem_after_a_change(trained.weight)
+
+
+def test_a_buffer_of_a_module_that_trains_is_named():
+    norm = torch.nn.BatchNorm1d(2)
+    assert "'running_mean' changed" in problem_after_a_change(norm.running_mean)
