@@ -29,7 +29,7 @@ class Defect:
     file: str
     test: str
     shows: str
-    """What the failed test says."""
+    """What the failed test says; empty where that depends on which thread comes first."""
 
     @property
     def name(self) -> str:
@@ -284,7 +284,7 @@ DEFECTS = (
         aborts_at_the_end,
         _CONFORMANCE,
         "test_a_rank_that_ends_first_brings_its_collectives_to_their_end",
-        "processes did not finish within",
+        "",
     ),
     Defect(
         "H",
@@ -308,7 +308,7 @@ DEFECTS = (
         keeps_the_aborted,
         _CONFORMANCE,
         "test_nothing_of_past_epochs_stays_in_memory",
-        "(6, 7)",
+        "",
     ),
     Defect(
         "K",
@@ -332,7 +332,7 @@ DEFECTS = (
         keeps_live_weights,
         _LOSSES,
         "test_weights_of_a_step_that_the_device_had_not_ended_are_not_kept",
-        "[7, 7]",
+        "",
     ),
     Defect(
         "K",
