@@ -13,6 +13,8 @@ class Blame(StrEnum):
     OURS = "deadpool-run"
     NOBODY = "nobody"
     """The network or the machine failed."""
+    DEVICE = "device"
+    """The GPU failed: what runs on another one may succeed."""
 
 
 class DeadpoolError(Exception):

@@ -171,6 +171,8 @@ class LaunchSpec:
     """Interpreter of spawned workers. The fork server always uses that of this process."""
     virtual_local_rank: bool = False
     """LOCAL_RANK is 0 everywhere and CUDA_VISIBLE_DEVICES names one device."""
+    devices: int = 0
+    """GPUs of this node, if there is one for each rank; else 0. Those that no rank uses are for spares and for ranks that move."""
     cpus: Mapping[int, frozenset[int]] = field(default_factory=dict)
     """The CPUs that a local rank's worker may use. A missing rank may use all that the agent may."""
     signals_to_handle: tuple[int, ...] = DEFAULT_SIGNALS

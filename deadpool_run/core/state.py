@@ -125,7 +125,7 @@ class Raise:
     place: tuple[NodeId, int]
     """The node and the local rank."""
     elsewhere: bool
-    """A worker on another node could take the rank. Then two exceptions at one place prove nothing: the place may be bad."""
+    """A worker on another node, or on another GPU, could take the rank. Then two exceptions at one place prove nothing: the place may be bad."""
     blame: Blame = Blame.SCRIPT
 
 

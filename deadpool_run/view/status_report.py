@@ -8,7 +8,7 @@ from msgspec.structs import asdict
 
 from deadpool_run.core.state import State
 from deadpool_run.ids import NodeId
-from deadpool_run.vault.status_page import Phase, RankEntry, StatusPage
+from deadpool_run.vault.status_page import DeviceLibrary, Phase, RankEntry, StatusPage
 from deadpool_run.view import capture_limit, job_status
 from deadpool_run.wire.peers import Traffic
 
@@ -62,6 +62,9 @@ def status_object(  # noqa: PLR0913 - each is known to another part of the agent
         "ranks": ranks,
         "committed": status_page.committed(),
         "total_steps": status_page.total_steps or None,
+        "device_library": DeviceLibrary(status_page.device_library).name.lower()
+        if status_page.device_library
+        else None,
         "durable": None if durable is None else dict(durable),
         "dropped_lines": dict(dropped),
         **several,

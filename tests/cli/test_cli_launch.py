@@ -64,6 +64,19 @@ def test_ranks_are_counted_as_torchrun_counts_them(text, gpus, ranks):
     assert planned(nproc_per_node=text, gpus=gpus).spec.nproc_per_node == ranks
 
 
+@pytest.mark.parametrize(("ranks", "gpus", "devices"), [("4", 8, 8), ("4", 4, 4), ("4", 2, 0), ("4", 0, 0)])
+def test_gpus_count_if_there_is_one_for_each_rank(ranks, gpus, devices):
+    assert planned(nproc_per_node=ranks, gpus=gpus).spec.devices == devices
+
+
+def test_spares_that_cannot_rehearse_for_lack_of_a_gpu_are_noted():
+    def notes(ranks, **given):
+        return " ".join(planned(nproc_per_node=ranks, gpus=4, **{"spares": "1", "spare_mode": "hot", **given}).notes)
+
+    assert "with --nproc-per-node 3, one GPU is free for a spare" in notes("4")
+    assert "rehearse" not in notes("3") + notes("8") + notes("4", spare_mode="warm") + notes("4", spares="0")
+
+
 @pytest.mark.parametrize(
     ("given", "mode", "argv"),
     [

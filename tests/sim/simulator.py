@@ -77,11 +77,11 @@ class Simulation:
         self.tell(ev.JobSubmitted(first, self.place(first)))
 
     def place(self, name: str) -> ev.Place:
+        number, ranks = int(name[1:].split("~", maxsplit=1)[0]), self.settings.ranks_per_node
         return ev.Place(
             name=name,
-            failure_domain=f"failure domain{int(name[1:].split('~', maxsplit=1)[0]) % 2}"
-            if self.settings.nodes > 2
-            else "",
+            failure_domain=f"failure domain{number % 2}" if self.settings.nodes > 2 else "",
+            devices=(0, ranks, ranks + 1)[number % 3],
         )
 
     def join(self, name: str) -> None:

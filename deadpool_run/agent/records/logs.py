@@ -88,7 +88,7 @@ class Logs:
         self._opener.do(lambda: self._make_folders(attempt))
 
     def _make_folders(self, attempt: Path) -> None:
-        for local_rank in range(self._spec.nproc_per_node):
+        for local_rank in range(max(self._spec.nproc_per_node, self._spec.devices)):
             (attempt / str(local_rank)).mkdir(parents=True, exist_ok=True)
         for stream in _STREAMS:
             if self._needles[stream.name]:  # torchrun makes the file even if no line goes to it
@@ -137,14 +137,15 @@ class Logs:
         self._tees = [tee for tee in self._tees if tee.is_alive()]
 
     def _open(self, stream: _Stream, local_rank: int, rank: int) -> int | None:
-        shown = self._spec.local_ranks_filter is None or local_rank in self._spec.local_ranks_filter
+        home = rank % self._spec.nproc_per_node  # its place when the world began: options name no other
+        shown = self._spec.local_ranks_filter is None or home in self._spec.local_ranks_filter
         if self._attempt is not None:  # as in torchrun, output for files goes to the console if logs are off
-            tee = stream.flag in self._spec.tee.get(local_rank, Streams.NONE)
+            tee = stream.flag in self._spec.tee.get(home, Streams.NONE)
             path = self._attempt / str(local_rank) / f"{stream.name}.log"
             if tee and shown:
                 prefix = line_prefix(self._prefix_template, self._spec.role, local_rank, rank)
                 return self._start_tee(stream, path, self._attempt / f"filtered_{stream.name}.log", prefix)
-            if tee or stream.flag in self._spec.redirects.get(local_rank, Streams.NONE):
+            if tee or stream.flag in self._spec.redirects.get(home, Streams.NONE):
                 fd = self._opener.open(path)
                 return self._start_copy(path) if fd is None else fd
         return None if shown else os.open(os.devnull, os.O_WRONLY)

@@ -5,6 +5,7 @@ A fault of the library stops the job only when the rank's replacement meets it t
 
 from dataclasses import dataclass
 
+from deadpool_run.core import placement
 from deadpool_run.core.events import DrainFailed, WorkerRaised
 from deadpool_run.core.members import Member
 from deadpool_run.core.state import Raise, State
@@ -52,7 +53,7 @@ def evidence(state: State, member: Member, raised: WorkerRaised | DrainFailed) -
         message=raised.message if isinstance(raised, WorkerRaised) else raised.error,
         traceback=raised.traceback,
         place=(member.node, state.seats[member.rank].local_rank),
-        elsewhere=bool(ready - {member.node}),
+        elsewhere=bool(ready - {member.node} or placement.good_devices(state, member.node)),
         blame=raised.blame,
     )
 
@@ -107,7 +108,7 @@ def _is_ours(old: Raise, new: Raise) -> bool:
     That is, if both have frames of ours, or if both workers ran our code and not their script, which can raise.
     What interrupts only a drain is mended by running the script again.
     """
-    if new.drained or new.blame is Blame.NOBODY or (old.rank, old.kind) != (new.rank, new.kind):
+    if new.drained or new.blame in (Blame.NOBODY, Blame.DEVICE) or (old.rank, old.kind) != (new.rank, new.kind):
         return False
     return old.blame is new.blame is Blame.OURS or {old.phase, new.phase} <= _HANDLED
 

@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterator
 
 from deadpool_run.core import effects as do
 from deadpool_run.core import events as ev
-from deadpool_run.core import places
+from deadpool_run.core import placement, places
 from deadpool_run.core.counters import LEAVING
 from deadpool_run.core.decision import Decision
 from deadpool_run.core.members import Member
@@ -53,7 +53,10 @@ def _to_look_at(decision: Decision) -> Collection[NodeId]:
 
 
 def prepare(decision: Decision) -> None:
-    """Have one spare of each node at a time rehearse ahead of need: the others can be given a rank meanwhile."""
+    """Have one spare of each node at a time rehearse ahead of need: the others can be given a rank meanwhile.
+
+    On a node with GPUs it rehearses on one that no rank uses, and spares for which there is none stay parked.
+    """
     state = decision.state
     if not decision.settings.hot_spares or state.unpreparable or state.phase is not JobPhase.RUNNING:
         return
@@ -76,9 +79,14 @@ def _prepare(decision: Decision, member: Member) -> None:
     lost = [loss.rank for incident in state.incidents for loss in incident.losses]
     # A rank that was lost before is likely to be lost again (a bad device).
     rank = min(state.ranks_on(home), key=lambda rank: (taken.count(rank), -lost.count(rank), rank))
+    # Where it has rehearsed before, it has the GPU already.
+    local_rank = placement.spare_place(state, rank, member.node) if member.place is None else member.place
+    if local_rank is None:
+        return  # on a rank's GPU it could take the memory that the training needs
     source = None if home == member.node else home
-    decision.set_member(member.worker, prepared=rank)
-    decision.order(do.PrepareSpare(member.worker, rank, state.epoch, state.seats[rank].local_rank, source))
+    on_device = local_rank if state.nodes[member.node].place.devices else None
+    decision.set_member(member.worker, prepared=rank, place=on_device)
+    decision.order(do.PrepareSpare(member.worker, rank, state.epoch, local_rank, source))
 
 
 def _example(state: State, reserve: NodeId) -> NodeId | None:
@@ -90,7 +98,7 @@ def _example(state: State, reserve: NodeId) -> NodeId | None:
 
 def unfetched(decision: Decision, member: Member, event: ev.FetchFailed) -> None:
     """Park a spare that got no transcript. If nothing is being repaired, another try would end alike."""
-    decision.set_member(member.worker, phase=MemberPhase.READY, prepared=None, since=decision.now)
+    decision.set_member(member.worker, phase=MemberPhase.READY, prepared=None, place=None, since=decision.now)
     state = decision.state
     if event.epoch == state.epoch and state.repair is None and event.source in state.nodes:
         unprepared(decision, f"no transcript came from {event.source}: {event.message}")

@@ -81,9 +81,9 @@ def decide_buckets(ddp: DistributedDataParallel) -> bool:
 def hooks_of_tensor(tensor: Tensor) -> dict[str, Any]:
     """Return the tables of a tensor's hooks, by attribute; None where it has none."""
     return {
-        "_backward_hooks": tensor._backward_hooks,
-        "_post_accumulate_grad_hooks": tensor._post_accumulate_grad_hooks,
-    }  # noqa: SLF001
+        "_backward_hooks": tensor._backward_hooks,  # noqa: SLF001
+        "_post_accumulate_grad_hooks": tensor._post_accumulate_grad_hooks,  # noqa: SLF001
+    }
 
 
 def forget_reduction(ddp: DistributedDataParallel) -> None:

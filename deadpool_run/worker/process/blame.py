@@ -1,5 +1,6 @@
 """Blame for an exception that ended the script, by its type and the frames in its traceback."""
 
+import re
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +24,11 @@ _PASS_ON = frozenset(
 """Our modules that call user code (a loader, a callback), or pass user arguments to a library that may reject them."""
 _SLIPS = (AssertionError, AttributeError, KeyError, NameError)
 """No library rejects arguments with these: raised in one of those modules itself, they are our bug."""
+_DEVICE_FAILED = re.compile(
+    r"uncorrectable ECC error encountered|uncorrectable NVLink error detected|device\(s\) is/are busy or unavailable"
+)
+"""What CUDA says if the GPU itself failed (cudaErrorECCUncorrectable, cudaErrorNvlinkUncorrectable), or nobody may use it
+(cudaErrorDevicesUnavailable). Its other errors may come of a kernel of the script."""
 _LONGEST_CHAIN = 100
 """Up to this many chained exceptions are searched."""
 
@@ -54,6 +60,8 @@ def blame(error: BaseException) -> Blame:
     """
     if isinstance(error, AttachError):
         return Blame.NOBODY  # a peer was lost, or the network failed
+    if isinstance(error, RuntimeError) and _DEVICE_FAILED.search(str(error)):
+        return Blame.DEVICE
     if isinstance(error, DeadpoolError):
         return Blame.OURS if isinstance(error, ProtocolError) else Blame.SCRIPT
     names = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]

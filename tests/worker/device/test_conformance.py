@@ -13,10 +13,10 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
-from either_device import Device, on_both, reduced, run
+from device_kit import Device, on_both, reduced, run
 from kit.world import TIMEOUT, later
 
-from deadpool_run.errors import AttachError, ScriptError
+from deadpool_run.errors import AttachError
 from deadpool_run.worker.device import choose
 from deadpool_run.worker.groups.registry import GroupState
 from deadpool_run.worker.groups.transcript import Transcript
@@ -337,22 +337,6 @@ def test_a_collective_whose_peer_is_lost_hangs_until_the_abort(make_world, kind)
     handles[1].process.join()
 
 
-def captures(member, kind):
-    device = Device(kind, member)
-    member.start()
-    device.fake.capturing = True
-    with pytest.raises(ScriptError, match="captured"):
-        dist.all_reduce(device.full(1))
-    device.fake.capturing = False
-    got = reduced(device)
-    member.registry.shut_down()
-    return got
-
-
-def test_a_collective_in_a_captured_graph_is_refused(make_world):
-    assert run(make_world, "fake", captures) == [[2.0] * 4] * 2
-
-
 def asks(member, kind):
     device = Device(kind, member)
     member.start()
@@ -406,30 +390,3 @@ def times_out(member, kind):
 def test_a_wait_with_a_timeout_aborts_the_communicator(make_world):
     """So nothing of ours may wait in slices, as for Gloo."""
     assert all(run(make_world, "fake", times_out))
-
-
-def finds_an_error(member, kind):
-    device = Device(kind, member)
-    member.start()
-    reduced(device)
-    member.meet("ready")
-    member.registry.begin_step()
-    assert not member.registry.find_failure()
-    device.fake.communicators[0].error = "COMM_ERROR"
-    assert member.registry.find_failure()
-    assert member.registry.find_failure(), "it is drained"
-    assert (member.registry.state, member.registry.intact) == (GroupState.DRAINING, False)
-    assert member.registry.step_failed
-    member.meet("found")
-    member.registry.attach(member.store, "e2", TIMEOUT)
-    assert member.registry.intact
-    got = reduced(device)
-    device.check()
-    member.registry.shut_down()
-    return member.failures, got
-
-
-def test_an_error_that_the_library_finds_by_itself_starts_a_repair(make_world):
-    for failures, got in run(make_world, "fake", finds_an_error):
-        assert failures == ["fake reports COMM_ERROR of the group '0'"]
-        assert got == [2.0] * 4

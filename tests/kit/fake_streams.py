@@ -1,4 +1,4 @@
-"""Streams and events of the fake device: kernels that run in order on a thread, or at once on the host."""
+"""The streams of the fake device: kernels that run in order on a thread, and events in between."""
 
 import threading
 import time

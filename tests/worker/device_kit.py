@@ -1,4 +1,4 @@
-"""The fake device and NCCL, for tests that hold for both."""
+"""What the conformance tests share: a world of ranks on the fake device, or on NCCL where there are two GPUs."""
 
 import pytest
 import torch
