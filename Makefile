@@ -34,7 +34,7 @@ SOURCES := deadpool_run tests recipes
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test suite test-torch test-cuda-wheel test-torch-api lint format test-long frameworks test-frameworks matrix search test-slurm bench dist docs-tools docs clean
+.PHONY: help demo test suite test-torch test-device test-cuda-wheel test-torch-api lint format test-long frameworks test-frameworks matrix search test-slurm bench dist docs-tools docs clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\): .*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
@@ -63,6 +63,10 @@ suite: $(STAMP)
 test-torch:  ## run the tests with another torch: make TORCH=2.15.0 test-torch
 	@test -n '$(TORCH)' || { echo "name a version: make TORCH=2.15.0 test-torch" >&2; exit 1; }
 	$(MAKE) VENV=.venv-torch-$(TORCH) suite
+
+test-device: $(STAMP)  ## loops and the ladder on a fake GPU, and planted defects: writes docs/gpu.md
+	$(BIN)/python -m pytest tests/process/test_fake_device.py tests/process/test_ladder.py tests/worker/device \
+	  -m 'slow or not slow' -n $(JOBS) --dist worksteal --on-device docs/gpu.md
 
 test-cuda-wheel:  ## check NCCL's classes and options in torch's CUDA build; needs no GPU, fetches several gigabytes
 	$(MAKE) VENV=.venv-torch-$(CUDA_TORCH) TORCH=$(CUDA_TORCH) TORCH_INDEX= .venv-torch-$(CUDA_TORCH)/.installed

@@ -7,12 +7,14 @@ from enum import StrEnum
 
 
 class Blame(StrEnum):
-    """Who caused an exception that ended a script."""
+    """The cause of an exception that ended a script."""
 
     SCRIPT = "script"
     OURS = "deadpool-run"
     NOBODY = "nobody"
     """The network or the machine failed."""
+    DEVICE = "device"
+    """The GPU failed: what runs on another one may succeed."""
 
 
 class DeadpoolError(Exception):

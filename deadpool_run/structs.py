@@ -6,8 +6,11 @@ import msgspec
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(msgspec.field,))
-class Untagged(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An immutable part of a message. Decoding refuses fields that the class does not have."""
+class Untagged(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
+    """An immutable part of a message. Decoding refuses fields that the class does not have.
+
+    Python does not look for cycles in them: what comes from JSON, or is made of it, has none.
+    """
 
 
 class Tagged(Untagged, frozen=True, tag=True):

@@ -15,6 +15,11 @@ def shortened(names: Sequence[str], most: int = 3) -> str:
     return ", ".join(names[:most]) + more
 
 
+def counted(number: int, what: str) -> str:
+    """Return a number of things, such as `1 step` or `3 steps`."""
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
 def size(nbytes: float | None) -> str:
     """Return bytes with three digits and a unit."""
     if nbytes is None:

@@ -146,7 +146,7 @@ class _Agent:
             node.above = leader
             leader.begin()
             await control.start()
-            leader.submit(JobSubmitted())
+            leader.submit(JobSubmitted(place=Place(devices=spec.devices)))
             exit_code, reason = await leader.durable.finish(*await self._over)
         finally:
             if self._leader is not None:
@@ -211,7 +211,10 @@ class _Agent:
         """Be a node of the job to its end. Raises `LostError` if the job continues without it, `EndedError` if it is refused."""
         self._was_member = False
         with closing(PeerServer(found.listener, rendezvous.searcher(cluster), self._on_peer)) as server:
-            place = Place(cluster.node_name, found.address, server.port, cluster.failure_domain, cluster.node_rank)
+            devices = self._spec.devices
+            place = Place(
+                cluster.node_name, found.address, server.port, cluster.failure_domain, cluster.node_rank, devices
+            )
             if isinstance(found, rendezvous.Founder):
                 spec = self._spec
                 if found.term > 0:  # the run's directory still has the earlier files

@@ -58,11 +58,9 @@ def _draft(path: Path, text: str, mode: int, *, durable: bool) -> Path:
 
 def _is_linked(draft: Path) -> bool:
     """Return whether the draft has a second name. An NFS client asks its server at an open, not at a stat."""
-    try:
-        with draft.open("rb") as file:
-            return os.fstat(file.fileno()).st_nlink > 1
-    except OSError:
-        return False
+    with contextlib.suppress(OSError), draft.open("rb") as file:
+        return os.fstat(file.fileno()).st_nlink > 1
+    return False
 
 
 def _sync(folder: Path) -> None:

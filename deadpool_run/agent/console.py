@@ -1,15 +1,18 @@
 """The launcher's own stdout and stderr, and its lines for the user: on stderr, each with a prefix."""
 
 import contextlib
+import json
 import os
+import socket
 import sys
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from textwrap import indent
 
 from deadpool_run.coordinator.sink import Sink, Stream
-from deadpool_run.text import without_passwords
+from deadpool_run.text import counted, without_passwords
 
 _STDERR = 2
 _PREFIX = "deadpool-run: "
@@ -62,14 +65,46 @@ def in_background() -> Iterator[Console]:
             _console = None  # else later lines would wait for ever
 
 
-def tell(text: str) -> None:
-    """Print a line for the user, without passwords of URLs. A failure is ignored: it must not end a job."""
-    line = f"{_PREFIX}{without_passwords(text)}\n".encode(errors="replace")
+_run_of_json: str | None = None
+"""The run id of a process whose lines are JSON objects."""
+
+
+def write_json(run_id: str) -> None:
+    """Print each line as a JSON object from now on."""
+    global _run_of_json  # noqa: PLW0603 - a process has one stderr
+    _run_of_json = run_id
+
+
+def tell(text: str, *, level: str = "info", event: str = "note", **fields: object) -> None:
+    """Print a line for the user, without passwords of URLs. A failure is ignored: it must not end a job.
+
+    `level`, `event` (a name that stays) and fields are in JSON lines only.
+    """
+    line = (_json(text, level, event, fields) if _run_of_json is not None else _plain(text)).encode(errors="replace")
     if _console is not None:
         _console.stream(_STDERR).put(line)
         return
     with contextlib.suppress(OSError):  # the terminal is gone or blocked
         os.write(_STDERR, line)
+
+
+def _plain(text: str) -> str:
+    return f"{_PREFIX}{without_passwords(text)}\n"
+
+
+def _json(text: str, level: str, event: str, fields: dict[str, object]) -> str:
+    """Return a JSON object on a line."""
+    parts = {
+        "ts": datetime.now(UTC).isoformat(timespec="milliseconds"),
+        "level": level,
+        "event": event,
+        "run_id": _run_of_json,
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "message": without_passwords(text),
+        **fields,
+    }
+    return json.dumps(parts, default=str) + "\n"
 
 
 def _file_of(fd: int) -> object:
@@ -81,12 +116,13 @@ def _file_of(fd: int) -> object:
 
 
 def _gap(lines: int) -> bytes:
-    return f"{_PREFIX}{dropped_lines(lines)}: the console did not accept them\n".encode()
+    text = f"{dropped_lines(lines)}: the console did not accept them"
+    return (_plain(text) if _run_of_json is None else _json(text, "warning", "dropped", {"lines": lines})).encode()
 
 
 def dropped_lines(count: int) -> str:
     """Return the text of this many lines."""
-    return f"{count} line{'' if count == 1 else 's'} dropped"
+    return f"{counted(count, 'line')} dropped"
 
 
 def announcement(what: str, reason: str) -> str:

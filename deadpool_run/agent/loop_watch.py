@@ -55,7 +55,7 @@ class LoopWatch:
             where = (
                 f"in {found}" if found else "and ran no code of its own: the machine was busy, or the process stopped"
             )
-            self._say(f"this agent answered nobody for {blocked_s:.1f} s {where}")
+            self._say(f"this agent answered no message for {blocked_s:.1f} s {where}")
 
     def _watch(self) -> None:
         period_s = self._limit_s / _LOOKS

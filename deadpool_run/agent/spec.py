@@ -11,6 +11,7 @@ from pathlib import Path
 from string import Template
 
 from deadpool_run.agent.authority.bounded import BoundedAuthority
+from deadpool_run.agent.chaos.plan import ChaosPlan
 from deadpool_run.agent.slurm.discovery import Discovery
 from deadpool_run.core.settings import Settings
 from deadpool_run.errors import UsageError
@@ -154,6 +155,14 @@ class LaunchSpec:
     """The most bytes that this node spends on snapshots and copies. 0: as many as there are."""
     verbose: bool = False
     """Print every decision, and all phases of a repair."""
+    json_log: bool = False
+    """Print the launcher's own lines as JSON objects."""
+    metrics: tuple[str, int] | None = None
+    """Host and port on which the leader serves metrics."""
+    on_repair: tuple[str, ...] = ()
+    """Command and arguments to run after each repair."""
+    chaos: ChaosPlan | None = None
+    """Faults to inject. None: no rehearsal."""
     role: str = "default"
     start_method: StartMethod = StartMethod.FORKSERVER
     preload: tuple[str, ...] = DEFAULT_PRELOAD
@@ -162,6 +171,8 @@ class LaunchSpec:
     """Interpreter of spawned workers. The fork server always uses that of this process."""
     virtual_local_rank: bool = False
     """LOCAL_RANK is 0 everywhere and CUDA_VISIBLE_DEVICES names one device."""
+    devices: int = 0
+    """GPUs of this node, if there is one for each rank; else 0. Those that no rank uses are for spares and for ranks that move."""
     cpus: Mapping[int, frozenset[int]] = field(default_factory=dict)
     """The CPUs that a local rank's worker may use. A missing rank may use all that the agent may."""
     signals_to_handle: tuple[int, ...] = DEFAULT_SIGNALS

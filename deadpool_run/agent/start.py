@@ -3,7 +3,6 @@
 import contextlib
 import os
 import uuid
-from pathlib import Path
 
 from deadpool_run.agent.console import tell
 from deadpool_run.agent.environment import base_environment
@@ -17,7 +16,9 @@ from deadpool_run.agent.spec import LaunchSpec
 def run(spec: LaunchSpec) -> int:
     """Run the job to its end and return the exit code. Raises `UsageError` if its directories cannot be used."""
     if spec.cluster is None:  # else the leader names it
-        _set_aside(spec.run_dir)
+        with contextlib.suppress(OSError):  # the run is refused, then
+            if (aside := old_runs.set_aside(spec.run_dir)) is not None:
+                tell(f"an earlier run of this name has ended; its records and logs are in {aside} now")
         make_run_dir(spec.run_dir)
         script_copy.write(spec)
     environment = base_environment(spec, os.environ) | {MARK: uuid.uuid4().hex}
@@ -27,10 +28,3 @@ def run(spec: LaunchSpec) -> int:
     from deadpool_run.agent.agent import run as run_agent  # noqa: PLC0415 - 0.4 s, in which the fork server imports torch
 
     return run_agent(spec, forkserver_spec, forkserver)
-
-
-def _set_aside(run_dir: Path) -> None:
-    """Make room for this run if an earlier one of its name has ended."""
-    with contextlib.suppress(OSError):  # the run is refused, then
-        if (aside := old_runs.set_aside(run_dir)) is not None:
-            tell(f"an earlier run of this name has ended; its records and logs are in {aside} now")

@@ -16,6 +16,7 @@ from deadpool_run.cli.commands.drain import drain
 from deadpool_run.cli.commands.kill import kill_rank
 from deadpool_run.cli.commands.launch import EPILOG, launch
 from deadpool_run.cli.commands.read_run import events, logs
+from deadpool_run.cli.commands.report import report
 from deadpool_run.cli.commands.runs import ls, prune
 from deadpool_run.cli.commands.show import config_show, env
 from deadpool_run.cli.commands.stack import stack
@@ -68,6 +69,7 @@ app.command("ls", short_help="List the runs of this machine, live and ended.")(l
 app.command("status", short_help="Show a live run.")(status)
 app.command("logs", short_help="Show what workers have written to log files.")(logs)
 app.command("events", short_help="Show what happened in a run, in words.")(events)
+app.command("report", short_help="Write a page with charts of a run.")(report)
 app.command("stack", short_help="Print what the threads of a worker do now.")(stack)
 app.command("stop", short_help="Stop a live run in order.")(stop)
 app.command("wait", short_help="Wait for the end of a run.")(wait)
@@ -116,4 +118,4 @@ def main() -> NoReturn:
 
 def _complain(message: str) -> None:
     """Print an error; lines after the first are indented."""
-    tell(message.replace("\n", "\n  "))
+    tell(message.replace("\n", "\n  "), level="error", event="error")

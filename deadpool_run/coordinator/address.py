@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+SAMPLES_NAME = "samples.jsonl"
+"""Samples of the run's progress."""
 SOCKET_NAME = "control.sock"
 POINTER_NAME = "leader.json"
 """Next to the socket or one folder above it: names the leader. See `agent.cluster.leader_file`."""

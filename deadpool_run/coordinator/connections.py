@@ -119,16 +119,23 @@ class Connections:
         """Send a message to a node, now or when it has connected again; unless it is lost."""
         self._send(node, peers.encode(message))
 
+    def send_now(self, nodes: Collection[NodeId], frame: bytes) -> None:
+        """Send an encoded message to these nodes before anything that was queued in this turn of the loop is sent to others."""
+        for node in nodes:
+            self._send(node, frame)
+            if found := self._by_node.get(node):
+                found.push()
+
     def send_heartbeat(self, node: NodeId, frame: bytes) -> None:
         """Send an encoded heartbeat to a node that is connected, at once: a turn of the loop may take long."""
         if found := self._by_node.get(node):
             found.send_frame(frame)
             found.push()
 
-    def broadcast(self, message: peers.ToNode, to: Collection[NodeId] | None = None) -> None:
-        """Send a message to every node, or to these."""
+    def broadcast(self, message: peers.ToNode) -> None:
+        """Send a message to every node."""
         data = peers.encode(message)
-        for node in list(self._sessions if to is None else to):
+        for node in list(self._sessions):
             self._send(node, data)
 
     def evict(self, node: NodeId, reason: str) -> None:

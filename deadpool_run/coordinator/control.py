@@ -3,7 +3,7 @@
 A UNIX stream socket, `control.sock` in the run directory (mode 0600 in a directory of mode 0700). A peer of another user is
 refused. Each request and each answer is a JSON object on one line. A connection may send several requests:
 
-    {"do": "status"}                                  -> the status object, see below
+    {"do": "status"}                                  -> the status object
     {"do": "watch", "every_s": 1.0}                   -> status objects, one a line: at once, after each decision of the
                                                          coordinator (at most 10 a second) and at least each `every_s`
     {"do": "kill-rank", "rank": 1, "how": "sigkill"}  -> {"ok": true, "rank": 1, "worker": 4, "pid": 4711, "how": "sigkill"}
@@ -13,19 +13,11 @@ refused. Each request and each answer is a JSON object on one line. A connection
     {"do": "drain", "node": "gpu07"}                  -> {"ok": true, "ranks": [2, 3], "node": "gpu07"}: every rank of the node does
     {"do": "stop"}                                    -> {"ok": true}: the job ends as if SIGTERM had come
 
-The values of a request are text and numbers. A request that cannot be carried out is answered with {"error": "<what is wrong>"}, and the connection stays open. A line longer
-than `MAX_LINE_BYTES` closes it. A viewer can neither block nor fail the job.
+The values of a request are text and numbers. The answer to a request that cannot be carried out is {"error": "<what is wrong>"}, and
+the connection stays open. A line longer than `MAX_LINE_BYTES` closes it. A viewer can neither block nor fail the job.
 
 The agent of a follower has such a socket too. It passes requests on to the leader, and its watchers get a status each `every_s` only.
-
-The status object has the fields of `view.job_status.Status` (`phase`, `epoch`, `ranks`, `spares`, `incidents` ...) and
-`schema_version`, `run` (the content of `run.json`) and `committed` (the newest snapshot that every rank has, or null). Each of
-`ranks` has the rank's entry on the status page: `activity` (a `vault.status_page.Phase`, in lower case), `step` (steps completed),
-`step_ms`, `capture_ms` and `snapshots` (the versions held). `durable` is null, or has the `place` of durable checkpoints and the
-`version`, path or URL (`where`) and time (`written`, ISO-8601, UTC) of the newest one, null if there is none. `dropped_lines` has
-how many lines are missing in the leader's `console`, `logs` and `journal`, because what they are written to had stalled.
-`total_steps` is the number of steps of the loop, or null. `cost` has what repairs have cost: `repairs`, `steps_repeated`, `lost_s` and
-`goodput`. `view.status_report` adds the fields of several nodes.
+`docs/status-schema.md` lists the fields of the status object.
 """
 
 import asyncio
@@ -113,12 +105,12 @@ class ControlServer:
     async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while line := await reader.readline():
             try:
-                request = _parse(line)
+                request = _REQUESTS.decode(line)
                 if request.get("do") == "watch":
                     await self._watch(_every_s(request), reader, writer)
                     return
                 answer = await self._answer(request)
-            except RequestRefusedError as refusal:
+            except (RequestRefusedError, ProtocolError) as refusal:
                 answer = {"error": str(refusal)}
             await _send(writer, answer)
 
@@ -136,13 +128,6 @@ class ControlServer:
                 changed.cancel()
         finally:
             hung_up.cancel()
-
-
-def _parse(line: bytes) -> dict[str, Any]:
-    try:
-        return _REQUESTS.decode(line)
-    except ProtocolError as error:
-        raise RequestRefusedError(str(error)) from error
 
 
 def _every_s(request: Mapping[str, Any]) -> float:

@@ -22,6 +22,7 @@ from deadpool_run.wire.auth import (
     GreetingRefusedError,
     Listener,
 )
+from deadpool_run.wire.frames import Frames
 from deadpool_run.wire.peer_connection import PeerConnection
 
 TIMEOUT_S = 5.0
@@ -90,23 +91,57 @@ async def _greet(
 ) -> tuple[ConnectionRole, PeerConnection]:
     loop = asyncio.get_running_loop()
     sock.setblocking(False)
-    with contextlib.ExitStack() as unless_greeted:
-        unless_greeted.callback(_refuse, sock)
+    try:
         _prepare(sock)
         listener, frames = Listener(credentials, _name(sock.getsockname())), auth.FORMAT.frames()
-        async with asyncio.timeout(timeout_s):
-            while not listener.is_over:
-                # A caller waits for each answer, so a read takes what there is. A leader greets thousands at once.
-                for message in frames.feed(await _received(sock, auth.MAX_BYTES)):
-                    answer = listener.answer(message)
-                    await loop.sock_sendall(sock, auth.encode(answer))
-                    if isinstance(answer, GreetingRefused):
-                        raise GreetingRefusedError(answer.reason)
-        if not frames.is_empty:
-            raise ProtocolError("it sent more than the greeting before the greeting had ended")
+        greeted: asyncio.Future[None] = loop.create_future()
+
+        def read() -> None:
+            try:
+                if not greeted.done() and _answer_what_came(sock, listener, frames):
+                    greeted.set_result(None)
+            except (OSError, EOFError, ProtocolError, GreetingRefusedError) as error:
+                greeted.set_exception(error)
+
+        # One reader and one timer: a leader greets thousands at once, and each wait of asyncio costs more than an answer.
+        fd = sock.fileno()
+        loop.add_reader(fd, read)
+        expiry = loop.call_later(timeout_s, _expire, greeted)
+        try:
+            await greeted
+        finally:
+            expiry.cancel()
+            loop.remove_reader(fd)
         sock.setblocking(True)
-        unless_greeted.pop_all()
+    except BaseException:
+        _refuse(sock)
+        raise
     return listener.role, PeerConnection(sock, *listener.seals())
+
+
+def _answer_what_came(sock: socket.socket, listener: Listener, frames: Frames[auth.Greeting]) -> bool:
+    """Answer what there is to read; return whether the greeting is over. A caller waits for each answer."""
+    try:
+        data = sock.recv(auth.MAX_BYTES)
+    except BlockingIOError:
+        return False
+    if not data:
+        raise EOFError("the peer closed the connection")
+    for message in frames.feed(data):
+        answer = listener.answer(message)
+        reply = auth.encode(answer)
+        if sock.send(reply) < len(reply):  # there is room for much more than a greeting
+            raise ConnectionResetError(errno.ECONNRESET, "the peer reads no answers")
+        if isinstance(answer, GreetingRefused):
+            raise GreetingRefusedError(answer.reason)
+    if listener.is_over and not frames.is_empty:
+        raise ProtocolError("it sent more than the greeting before the greeting had ended")
+    return listener.is_over
+
+
+def _expire(greeted: asyncio.Future[None]) -> None:
+    if not greeted.done():
+        greeted.set_exception(TimeoutError())
 
 
 def _refuse(sock: socket.socket) -> None:

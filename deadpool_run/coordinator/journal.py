@@ -74,13 +74,13 @@ class Journal:
         def create() -> int:
             return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600)
 
-        def create_anew() -> int:
+        def create_again() -> int:
             set_aside(path, term)
             return create()
 
         self._sink = Sink("deadpool-journal", _MAX_BYTES)
         fd = create() if state is None else -1
-        opener = create_anew if state is not None else lambda: fd
+        opener = create_again if state is not None else lambda: fd
         self._stream = Stream(self._sink, opener, on_fault=on_fault, ends_at_fault=True)
         self._skipped = 0
         self._gap = 0

@@ -7,7 +7,7 @@ from deadpool_run.core.leadership.electorate import LogIndex
 from deadpool_run.core.settings import Settings
 from deadpool_run.core.state import State
 from deadpool_run.errors import ProtocolError
-from deadpool_run.wire.peers import LogEntry, LogState, state_of
+from deadpool_run.wire.peers import LogEntries, LogState, state_of
 
 
 @dataclass(slots=True)
@@ -27,7 +27,7 @@ class LogFollower:
         self.known: FollowedLog | None = None
         self._parts: list[LogState] = []
 
-    def take_in(self, message: LogState | LogEntry) -> FollowedLog | None:
+    def take_in(self, message: LogState | LogEntries) -> FollowedLog | None:
         """Take in a message; return what is known then. Raises `ProtocolError`."""
         if isinstance(message, LogState):
             self.begin(message)
@@ -44,11 +44,16 @@ class LogFollower:
             parts, self._parts = self._parts, []
             self.known = FollowedLog(LogIndex(log.term, log.entries), log.now, state_of(each.part for each in parts))
 
-    def follow(self, entry: LogEntry) -> None:
-        """Decide on the next event. Raises `ProtocolError` if one is missing."""
+    def follow(self, log: LogEntries) -> None:
+        """Decide on the next events. Raises `ProtocolError` if one is missing."""
         known = self.known
-        if known is None or known.index != LogIndex(entry.term, entry.entries - 1):
-            raise ProtocolError(f"entry {entry.entries} of term {entry.term} does not follow {known and known.index}")
+        if known is None or known.index != LogIndex(log.term, log.after):
+            raise ProtocolError(
+                f"what comes after entry {log.after} of term {log.term} does not follow {known and known.index}"
+            )
         self.known = None  # a step that raises leaves nothing to lead from
-        coordinator.step(self._settings, known.state, entry.event, entry.now)
-        self.known = FollowedLog(LogIndex(entry.term, entry.entries), entry.now, known.state)
+        now = known.now
+        for entry in log.entries:
+            now = entry.now
+            coordinator.step(self._settings, known.state, entry.event, now)
+        self.known = FollowedLog(LogIndex(log.term, log.after + len(log.entries)), now, known.state)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
 from deadpool_run.errors import ProtocolError, TamperedError
-from deadpool_run.wire.frames import MessageFormat
+from deadpool_run.wire.frames import MessageFormat, bundles
 from deadpool_run.wire.seal import Seal
 
 T = TypeVar("T")
@@ -43,7 +43,7 @@ class MessageStream(Generic[T]):
     ) -> None:
         """Begin to read. More than `max_unsent_bytes` in the queue end the connection: the peer does not read.
 
-        Between agents, the seals tag every frame.
+        Between agents, the seals tag what is written together.
         """
         sock.setblocking(False)
         self._sock = sock
@@ -55,6 +55,8 @@ class MessageStream(Generic[T]):
         self._loop = asyncio.get_running_loop()
         self._encode, self._frames = message_format.encode, message_format.frames(receiving)
         self._sending = sending
+        self._unsealed: list[bytes] = []
+        """Frames that get their tag when they are written."""
         self._unsent: deque[tuple[bytes | memoryview, list[int]]] = deque()
         self._unsent_bytes = 0
         self._scheduled = False
@@ -65,7 +67,7 @@ class MessageStream(Generic[T]):
     @property
     def open(self) -> bool:
         """Whether frames can still be sent."""
-        return self._sock.fileno() >= 0
+        return self._fd >= 0
 
     def send(self, message: T, fds: Sequence[int] = ()) -> None:
         """Queue the message, unless the connection has ended. Duplicates of the descriptors go with its first byte."""
@@ -76,12 +78,11 @@ class MessageStream(Generic[T]):
         """Queue an encoded message, as `send` does."""
         if not self.open:
             return
-        self._unsent.append((frame, [os.dup(fd) for fd in fds]))
+        if self._sending is None:
+            self._unsent.append((frame, [os.dup(fd) for fd in fds]))
+        else:
+            self._unsealed.append(frame)
         self._unsent_bytes += len(frame)
-        if self._sending is not None:  # a piece of its own: many connections share an encoded frame
-            tag = self._sending.tag(frame)
-            self._unsent.append((tag, []))
-            self._unsent_bytes += len(tag)
         if self._unsent_bytes > self._max_unsent_bytes:
             self._write()
             if self._unsent_bytes > self._max_unsent_bytes:
@@ -105,7 +106,7 @@ class MessageStream(Generic[T]):
         if not self.open:
             return
         self._loop.remove_reader(self._fd)
-        if not self._unsent:
+        if not (self._unsent or self._unsealed):
             self.close()
             return
         self._closing = True
@@ -120,6 +121,7 @@ class MessageStream(Generic[T]):
             return
         self._loop.remove_reader(self._fd)
         self._loop.remove_writer(self._fd)
+        self._fd = -1
         self._sock.close()
         self._drop_unsent()
 
@@ -152,13 +154,11 @@ class MessageStream(Generic[T]):
 
     def _write(self) -> None:
         self._scheduled = False
+        if self._unsealed:
+            self._seal()
         while self._unsent and self.open:
-            fds = self._unsent[0][1]
+            batch, fds = self._next()
             rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
-            batch = [self._unsent[0][0]]
-            if not fds:
-                following = itertools.islice(self._unsent, 1, _FRAMES_AT_ONCE)
-                batch += [frame for frame, _ in itertools.takewhile(lambda each: not each[1], following)]
             try:
                 sent = self._sock.sendmsg(batch, rights)
             except BlockingIOError:
@@ -184,7 +184,29 @@ class MessageStream(Generic[T]):
         if self._closing:
             self.close()
 
+    def _next(self) -> tuple[list[bytes | memoryview], list[int]]:
+        """Return what to write in one system call: one piece with its descriptors, or several that have none."""
+        first, fds = self._unsent[0]
+        batch = [first]
+        if not fds:
+            for piece, its_fds in itertools.islice(self._unsent, 1, _FRAMES_AT_ONCE):
+                if its_fds:
+                    break
+                batch.append(piece)
+        return batch, fds
+
+    def _seal(self) -> None:
+        """Tag the frames of this turn. A tag is a piece of its own: many connections share an encoded frame."""
+        assert self._sending is not None
+        frames, self._unsealed = self._unsealed, []
+        self._unsent_bytes -= sum(map(len, frames))
+        for piece in bundles(frames):
+            tag = self._sending.tag(piece)
+            self._unsent += ((piece, []), (tag, []))
+            self._unsent_bytes += len(piece) + len(tag)
+
     def _drop_unsent(self) -> None:
+        self._unsealed.clear()
         while self._unsent:
             _close_all(self._unsent.popleft()[1])
 

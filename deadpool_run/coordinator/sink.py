@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Final
 
 _WRITE_BYTES = 64 << 10
-"""What is written at once. Also the bytes between two looks at whether there is progress."""
+"""Bytes of one write, and between two checks for progress."""
 _PAUSE_S = 0.01
 """Pause of the thread once its queue is empty. Lines that come meanwhile are written together."""
 PATIENCE_S = 1.0

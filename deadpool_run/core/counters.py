@@ -63,6 +63,18 @@ class MemberCounters:
         if member.phase not in self.by_phase:
             self._waits.pop(member.phase, None)
 
+    def moved(self, member: Member, phase: MemberPhase) -> None:
+        """Count the present phase of a member, and since when, instead of this one. Nothing else has changed that is counted."""
+        now = member.phase
+        if now is not phase:
+            _leave(self.by_phase, phase, member.worker)
+            if phase not in self.by_phase:
+                self._waits.pop(phase, None)
+            self.by_phase.setdefault(now, set()).add(member.worker)
+            self.alive[member.node] += (phase in LEAVING) - (now in LEAVING)
+        if now in TIMED:
+            heappush(self._waits.setdefault(now, []), (member.patience_from, member.worker))
+
     def _count(self, member: Member, by: int) -> None:
         holds_rank, claims = member.rank is not None, member.claimed is not None
         if member.phase not in LEAVING:

@@ -16,13 +16,14 @@ from deadpool_run.core.state import NodeRecord, Repair, State
 from deadpool_run.core.transitions import JOB_TRANSITIONS, MEMBER_TRANSITIONS, JobPhase, MemberPhase, trigger_of
 from deadpool_run.ids import Epoch, NodeId, Rank, WorkerId
 
-_COUNTED = frozenset({"phase", "since", "ending_grace_s", "rank", "claimed", "stepped"})
-"""Fields of a member that `MemberCounters` counts and that can change."""
+_TIMED = frozenset({"phase", "since", "ending_grace_s"})
+_COUNTED = frozenset({"rank", "claimed", "stepped"})
+"""Fields of a member that `MemberCounters` counts and that can change. Most reports only change those of its phase and time."""
 
 
 @dataclass(slots=True)
 class Changes:
-    """What this decision has changed so far. Its later parts do nothing where nothing has changed for them."""
+    """The changes of this decision so far. Its later parts do nothing where nothing has changed for them."""
 
     joined: list[NodeId] = field(default_factory=list)
     nodes_lost: bool = False
@@ -64,14 +65,16 @@ class Decision:
         """Change fields of one member and return it."""
         state = self.state
         member = state.members[worker]
-        is_counted = not _COUNTED.isdisjoint(changes)
         phase, claimed = member.phase, member.claimed
+        is_counted = not _COUNTED.isdisjoint(changes)
         if is_counted:
             state.member_counters.uncount(member)
         for name, value in changes.items():
             setattr(member, name, value)
         if is_counted:
             state.member_counters.count(member)
+        elif not _TIMED.isdisjoint(changes):
+            state.member_counters.moved(member, phase)
         if member.phase is not phase:
             if MemberPhase.READY in (phase, member.phase):
                 self.changes.vacancies = True
@@ -85,6 +88,10 @@ class Decision:
         """Change fields of one seat and return it."""
         state, seen = self.state, self.changes
         seat = state.seats[rank]
+        if changes.keys() == {"held"}:
+            state.seat_counters.unknown += (changes["held"] is None) - (seat.held is None)
+            seat.held = changes["held"]
+            return seat
         was_vacant, node, done = seat.is_vacant, seat.node, seat.done
         copies, asked = seat.copies, seat.asked
         state.seat_counters.remove(seat)
@@ -178,13 +185,13 @@ class Decision:
         self.state.reason = reason
         self.effects.append(do.Announce(what, reason, ours, detail))
 
-    def order(self, order: do.MemberOrder) -> None:
-        """Give an order to a member and move it to the phase that the order leads to."""
+    def order(self, order: do.MemberOrder, **changes: Any) -> None:
+        """Give an order to a member and move it, with these changes, to the phase that the order leads to."""
         self.effects.append(order)
         trigger = trigger_of(order)
         if trigger is not None:
             phase = self.state.members[order.worker].phase
-            self.set_member(order.worker, phase=MEMBER_TRANSITIONS[phase][trigger], since=self.now)
+            self.set_member(order.worker, phase=MEMBER_TRANSITIONS[phase][trigger], since=self.now, **changes)
 
     def concerned(self, event: ev.WorkerEvent) -> Member | None:
         """Return the event's member; None if the event has no meaning in the member's phase."""

@@ -32,6 +32,8 @@ class Place(Untagged):
     port: int = 0
     failure_domain: str = ""
     order: int | None = None
+    devices: int = 0
+    """GPUs, of which each rank uses one; 0 if there are fewer GPUs than ranks, and ranks share them or use none."""
 
 
 class JobSubmitted(Tagged):

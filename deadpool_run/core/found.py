@@ -17,8 +17,6 @@ class WorkerFound(Untagged):
     rank: int = -1
     epoch: Epoch = _NO_EPOCH
     ready: bool = False
-    preparing: bool = False
-    """It was ordered to rehearse ahead of need, and may have done so."""
     initialized: bool = False
     """Its script called `init()`."""
     rehearsed: bool = False
@@ -31,6 +29,8 @@ class WorkerFound(Untagged):
     """It was ordered to leave its loop."""
     dismissed: bool = False
     """It holds no rank, and was ordered to exit."""
+    prepared: bool = False
+    """It was ordered to rehearse ahead of need, and may have done so. What got no transcript is parked again, and false."""
     interval: int = 0
     """Steps between its snapshots, by the last order that reached it."""
     code: int | None = None

@@ -27,6 +27,8 @@ class Member:
     """Set exactly while the rank's seat names this worker as its owner."""
     prepared: Rank | None = None
     """The rank that a spare has rehearsed, or rehearses, ahead of need. Kept when it is given any rank."""
+    place: int | None = None
+    """Where it has rehearsed, on a node with GPUs: it uses that GPU for good."""
     replacement: bool = False
     """It was assigned in a repair and has not held its rank's state yet."""
     reentered: bool = False
@@ -80,7 +82,7 @@ class Seat:
     node: NodeId | None = None
     """Where its owner lives, or its last one lived; None before the first."""
     local_rank: int = 0
-    """Its place among the ranks of that node."""
+    """Its place among the ranks of that node; on a node with a GPU for each rank, the number of its GPU."""
     copies: Copies = field(default_factory=dict)
     """In a repair, of a rank that lost its owner: the nodes that hold its transcript, and their versions. Replaced, not changed."""
     asked: frozenset[NodeId] = frozenset()

@@ -1,6 +1,6 @@
 """Assignment of ranks to workers: in node order when the world begins, else to the worker nearest to the lost one."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from deadpool_run.core import places
@@ -51,14 +51,43 @@ def world(settings: Settings, state: State) -> list[Seating]:
         if len(ready) < settings.ranks_per_node:
             return []
         first = index * settings.ranks_per_node
-        seatings += [Seating(Rank(first + at), ready[at], at) for at in range(settings.ranks_per_node)]
+        seatings += [
+            Seating(Rank(first + at), ready[at], place)
+            for at, place in enumerate(_first_places(state, node, settings.ranks_per_node))
+        ]
     return seatings
 
 
+def _first_places(state: State, node: NodeRecord, count: int) -> list[int]:
+    """Return the places of a node's ranks when the world begins: the first ones that are not bad or a spare's."""
+    spares = {member.place for member in state.on_node(node.node)}
+    every = range(max(count, node.place.devices))
+    return sorted(sorted(every, key=lambda at: (places.is_bad(state, node.node, at), at in spares))[:count])
+
+
 def free_local_rank(state: State, seat: Seat, node: NodeId, taken: Iterable[int] = ()) -> int:
-    """Return the rank's place on a node: the number that it had, if no other rank there has it and it is not `taken`."""
+    """Return the rank's place on a node: the number that it had, if no other rank there has it and it is not `taken`.
+
+    On a node with GPUs a spare's is not free either, and one that is bad is the last choice.
+    """
     others = {state.seats[rank].local_rank for rank in state.ranks_on(node) if rank != seat.rank}.union(taken)
+    if devices := _free_devices(state, node, others):
+        return min(devices, key=lambda at: (places.is_bad(state, node, at), at != seat.local_rank, at))
     return seat.local_rank if seat.local_rank not in others else min(set(range(len(others) + 1)) - others)
+
+
+def good_devices(state: State, node: NodeId) -> set[int]:
+    """Return the GPUs of a node that nobody uses and that are not bad."""
+    held = {state.seats[rank].local_rank for rank in state.ranks_on(node)}
+    return {at for at in _free_devices(state, node, held) if not places.is_bad(state, node, at)}
+
+
+def _free_devices(state: State, node: NodeId, held: Collection[int]) -> set[int]:
+    """Return the GPUs that no rank or spare of the node uses; empty on a node without GPUs."""
+    if node not in state.nodes or not (devices := state.nodes[node].place.devices):
+        return set()
+    spares = {member.place for member in state.on_node(node) if member.rank is None}
+    return set(range(devices)).difference(held, spares)
 
 
 def replacements(state: State, vacant: list[Seat]) -> list[Seating]:
@@ -102,7 +131,7 @@ class _Ready:
 
     def take(self, seat: Seat, member: Member) -> None:
         """Give the worker the rank."""
-        local_rank = self._local_rank(seat, member.node)
+        local_rank = self._local_rank(seat, member)
         self.taken.append(Seating(seat.rank, member, local_rank))
         self._local_ranks.setdefault(member.node, set()).add(local_rank)
         free = self._free[member.node]
@@ -121,7 +150,7 @@ class _Ready:
         firsts = [_first(free, seat) for free in self._free.values()]
         return min(
             firsts,
-            key=lambda each: (self._distance(seat, each.node), each.prepared != seat.rank, each.worker),
+            key=lambda each: (self._distance(seat, each), each.prepared != seat.rank, each.worker),
             default=None,
         )
 
@@ -130,19 +159,29 @@ class _Ready:
         held = len(self._state.ranks_on(node))
         is_busy = node in self._local_ranks
         rehearsed = {seat.rank for seat in seats} & {member.prepared for member in self._free[node]}
-        return self._distance(seats[0], node), -len(rehearsed), is_busy, held, self._state.nodes[node].arrival
+        return (
+            self._distance(seats[0], _first(self._free[node], seats[0])),
+            -len(rehearsed),
+            is_busy,
+            held,
+            self._state.nodes[node].arrival,
+        )
 
-    def _distance(self, seat: Seat, node: NodeId) -> int:
+    def _distance(self, seat: Seat, member: Member) -> int:
         """Return 0 for the rank's own node, 1 for its failure domain, 2 for any other; 3 more for a failing place."""
-        fails = _FAILS * places.is_avoided(self._state, node, self._local_rank(seat, node))
+        node = member.node
+        fails = _FAILS * places.is_avoided(self._state, node, self._local_rank(seat, member))
         if seat.node == node:
             return fails
         home, there = self._state.leaves.get(seat.node), self._state.nodes[node].place.failure_domain
         return fails + (1 if home and home == there else 2)
 
-    def _local_rank(self, seat: Seat, node: NodeId) -> int:
-        """Return the rank's place on the node; on its own node the one that it had."""
-        if seat.node == node:
+    def _local_rank(self, seat: Seat, member: Member) -> int:
+        """Return the rank's place with this worker; without GPUs, on its own node the one that it had."""
+        if member.place is not None:
+            return member.place
+        node = member.node
+        if seat.node == node and not self._state.nodes[node].place.devices:
             return seat.local_rank
         return free_local_rank(self._state, seat, node, self._local_ranks.get(node, ()))
 

@@ -81,6 +81,8 @@ def is_avoided(state: State, node: NodeId, local_rank: int) -> bool:
 
 def are_limited(state: State) -> bool:
     """Tell whether some node may get no new workers."""
+    if not state.crashes:  # as in most jobs, and every event asks
+        return bool(state.never_ready)
     return bool(state.never_ready) or any(len(times) == CRASHES for times in state.crashes.values())
 
 

@@ -14,7 +14,7 @@ from deadpool_run.ids import Epoch
 Handler = Callable[[Decision, Any], None]
 """Takes in an event of one class."""
 Consequence = Callable[[Decision, Member, Any], None]
-"""What else a report leads to, once it has moved its member."""
+"""A further effect of a report, once it has moved its member."""
 
 
 def is_current(state: State, epoch: Epoch) -> bool:

@@ -147,7 +147,7 @@ class Raise:
     place: tuple[NodeId, int]
     """The node and the local rank."""
     elsewhere: bool
-    """A worker on another node could take the rank. Then two exceptions at one place prove nothing: the place may be bad."""
+    """A worker on another node, or on another GPU, could take the rank. Then two exceptions at one place prove nothing: the place may be bad."""
     blame: Blame = Blame.SCRIPT
 
 
@@ -293,7 +293,7 @@ class State:
     def count(self, *phases: MemberPhase) -> int:
         """Return how many members are in these phases."""
         by_phase = self.member_counters.by_phase
-        return sum(len(by_phase[phase]) for phase in phases if phase in by_phase)
+        return sum([len(by_phase.get(phase, ())) for phase in phases])
 
 
 def all_attached(state: State) -> bool:

@@ -1,16 +1,4 @@
-"""Hugging Face's `Accelerator` as a protected job.
-
-    import deadpool_run as deadpool
-    from deadpool_run.integrations.accelerate import updates
-
-    deadpool.init()                                     # before the Accelerator, which initializes torch.distributed
-    accelerator = Accelerator(gradient_accumulation_steps=2)
-    model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
-    for step, batches in updates(accelerator, loader, epochs=3):
-        with step:
-            for batch in batches:
-                with accelerator.accumulate(model):
-                    ...                                 # forward, accelerator.backward, optimizer.step, zero_grad
+"""Hugging Face's `Accelerator` as a protected job: see docs/frameworks.md.
 
 A step of the job is one update of the optimizer with all its micro-batches.
 """

@@ -1,11 +1,4 @@
-"""Hugging Face's `Trainer` as a protected job.
-
-    import deadpool_run as deadpool
-    from deadpool_run.integrations.huggingface import protect
-
-    deadpool.init()                      # before TrainingArguments, which initializes torch.distributed
-    trainer = protect(Trainer(model=model, args=args, train_dataset=data))
-    trainer.train()
+"""Hugging Face's `Trainer` as a protected job: see docs/frameworks.md.
 
 A step of the job is one update of the optimizer. The Trainer's own loop runs. Before each update it gets the index of the
 next one; if that is not the expected one, its loop over the epoch starts again at that position.

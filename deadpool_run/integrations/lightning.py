@@ -1,11 +1,4 @@
-"""Lightning's `Trainer` as a protected job.
-
-    from deadpool_run.integrations.lightning import ProtectedDDPStrategy
-
-    trainer = Trainer(strategy=ProtectedDDPStrategy(), ...)
-    trainer.fit(module)
-
-or, with another strategy, call `deadpool_run.init()` before you create the Trainer, and `protect(trainer)` after.
+"""Lightning's `Trainer` as a protected job: see docs/frameworks.md.
 
 A step of the job is one update of the optimizer (with manual optimization: one batch). Lightning's own loops run, and
 their counters are protected. Before each update, the loop asks for the index of the next one. After a loss, that may be an

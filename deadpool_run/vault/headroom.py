@@ -1,8 +1,6 @@
-"""How much memory snapshots may still take: what is free here, within the limits of the control groups, less a reserve.
+"""The memory that snapshots may still take: free memory within the limits of the control groups, less a reserve.
 
-A limit of the user's (`--snapshot-memory`) may be lower.
-
-A process that takes more than there is gets no error: the kernel ends some process. So memory for a snapshot or a copy is
+A limit of the user's (`--snapshot-memory`) may be lower. A process that takes more than there is gets no error: the kernel ends some process. So memory for a snapshot or a copy is
 taken only while there is room for it. Workers that grow at the same time announce it on the status page, because memory that
 is not used yet still counts as free.
 """

@@ -195,6 +195,11 @@ def write_header(fd: int, header: SlotHeader) -> None:
     write_all(fd, body + digest_of(body), 0)
 
 
+def complete_header(version: int, offset: int, manifest: bytes) -> SlotHeader:
+    """Return the header of a complete slot whose manifest is at the offset."""
+    return SlotHeader(SegmentState.COMPLETE, version, offset, len(manifest), digest_of(manifest))
+
+
 def mark_busy(fd: int) -> None:
     """Mark the slot busy, before its bytes change."""
     write_header(fd, SlotHeader(SegmentState.BUSY, BUSY))
@@ -311,7 +316,7 @@ def write_blob(fd: int, data: bytes) -> None:
     """Replace the blob; a writer that dies half-way leaves none."""
     mark_busy(fd)
     write_all(fd, data, HEADER_BYTES)
-    write_header(fd, SlotHeader(SegmentState.COMPLETE, _OF_BLOB, HEADER_BYTES, len(data), digest_of(data)))
+    write_header(fd, complete_header(_OF_BLOB, HEADER_BYTES, data))
 
 
 def blob_header(fd: int) -> tuple[int, bytes] | None:

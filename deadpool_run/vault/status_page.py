@@ -63,6 +63,21 @@ class Copying(IntEnum):
     WRITING = 2
 
 
+class DeviceLibrary(IntEnum):
+    """The library for collectives on this node's GPUs."""
+
+    NONE = 0
+    """Only Gloo, on CPUs; or no rank has called `init()`."""
+    NCCL = 1
+    NCCL2 = 2
+    OTHER = 3
+
+    @classmethod
+    def named(cls, name: str) -> "DeviceLibrary":
+        """Return the library that torch, or a test, calls so."""
+        return cls.__members__.get(name.upper(), cls.OTHER)
+
+
 class _Field:
     """A word of a rank entry or of the header, as an attribute."""
 
@@ -126,12 +141,7 @@ class RankEntry:
         return tuple(self._words[self._base : self._base + WORDS])
 
     def mirror(self, words: Sequence[int]) -> None:
-        """Mirror a rank entry of another node, except what it does with that node's memory.
-
-        Nothing here waits for copies made there.
-
-        Raises ValueError.
-        """
+        """Mirror a rank entry of another node, except its use of memory there: no process here waits for that. Raises ValueError."""
         if len(words) != WORDS:
             raise ValueError(f"a rank entry has {WORDS} words, not {len(words)}")
         for word, value in enumerate(words):
@@ -148,6 +158,7 @@ class StatusPage:
     """A view of a node's status page. `close` unmaps it; the caller keeps the descriptor."""
 
     _base = 0
+    device_library = _Field(0)  # a DeviceLibrary, as every rank of this node writes it in init()
     copies_growing = _Field(4)  # bytes that copies of other nodes' ranks are about to take
     copies_taken = _Field(5)  # bytes that such copies have
     memory_limit = _Field(6)

@@ -1,4 +1,4 @@
-"""What keeps snapshots rarer than requested: memory, the capture, the hashing or the link, by measured times. Pure."""
+"""The cause of rarer snapshots than requested: memory, the capture, the hashing or the link, by measured times. Pure."""
 
 from collections.abc import Mapping
 from enum import StrEnum
@@ -10,7 +10,7 @@ _MS_PER_S = 1e3
 
 
 class LimitedBy(StrEnum):
-    """What a snapshot waits for most."""
+    """The longest wait of a snapshot."""
 
     MEMORY = "memory"
     """There is no memory for snapshots of some rank, or for copies of it."""

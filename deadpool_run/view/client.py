@@ -5,7 +5,7 @@ import json
 import socket
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from deadpool_run.coordinator.address import POINTER_NAME, SOCKET_NAME, control_address
 from deadpool_run.errors import DeadpoolError, NoSuchRunError, ProtocolError, UsageError
@@ -21,7 +21,7 @@ class ControlRefusedError(DeadpoolError):
     """The run refused a valid request."""
 
 
-class ControlClient:
+class ControlClient(contextlib.AbstractContextManager["ControlClient"]):
     """A connection to one run; a context manager. Every method raises `NoSuchRunError` if the run has ended."""
 
     def __init__(self, run_dir: Path) -> None:
@@ -36,9 +36,6 @@ class ControlClient:
             self._socket.close()
             raise NoSuchRunError(_why_not(run_dir, error)) from error
         self._answers = self._socket.makefile("rb")
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -125,7 +122,7 @@ def _only_live(state_dir: Path) -> ControlClient:
 
 def _first_live(candidates: Iterable[Path]) -> ControlClient | None:
     for candidate in candidates:
-        with contextlib.suppress(NoSuchRunError):  # a killed agent leaves its directory behind
+        with contextlib.suppress(NoSuchRunError):  # a killed agent does not remove its socket
             return ControlClient(candidate)
     return None
 

@@ -14,14 +14,7 @@ INCIDENTS_SHOWN = 5
 
 
 def summary(state: State) -> dict[str, Any]:
-    """Return the job at one moment.
-
-    `managed`: a worker called `init()`, so losses can be repaired in place. `resume`: the version that the current repair
-    resumes from, once chosen. `unprotected`: why the job is not protected although it should be, and the fix; else empty.
-    `incidents`: the last repairs, oldest first. `reason`: that of the last decision. Without a worker, a rank's `phase` is
-    "vacant" or "done". A spare's `prepared` is the rank that it has rehearsed. `draining`: the ranks that are about to move to
-    spares, the node that they leave, if all its ranks do, and the steps after which they move, once known; or null. A node that is `drained` gets no ranks.
-    """
+    """Return the coordinator's part of the status object."""
     is_unprotected = state.phase is JobPhase.UNPROTECTED and state.unprotected
     return {
         "phase": state.phase.value,

@@ -1,24 +1,24 @@
-"""How much memory snapshots and copies of a planned job need on each node, and whether it is there. Pure."""
+"""The memory that snapshots and copies of a planned job need on each node, and whether it is there. Pure."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from deadpool_run.core.settings import Settings
 from deadpool_run.core.state import NodeRecord
-from deadpool_run.text import size
+from deadpool_run.text import counted, size
 from deadpool_run.view.plan import begun
 
 SLOTS = 2
 """Snapshots of a rank on its own node: the last one that is safe, and the next."""
 SEGMENTS_PER_COPY = 3
-"""What a node holds of a rank of another node: both snapshots, and one that is being received."""
+"""Snapshots that a node holds of a rank of another node: two, and one that is being received."""
 BYTES_PER_PARAMETER = 12
 """A float32 parameter and Adam's two moments."""
 
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What a node holds, if every copy is in its place."""
+    """The snapshots and copies of a node, if every copy is in its place."""
 
     node: str
     ranks: int
@@ -85,5 +85,5 @@ def _parts(need: Need) -> str:
         (SLOTS * need.ranks, "snapshots of", need.ranks),
         (SEGMENTS_PER_COPY * need.copies, "copies of", need.copies),
     )
-    words = [f"{factor} for {what} {ranks} rank{'s' * (ranks > 1)}" for factor, what, ranks in parts if ranks]
+    words = [f"{factor} for {what} {counted(ranks, 'rank')}" for factor, what, ranks in parts if ranks]
     return f": {', '.join(words)}" if words else ""

@@ -14,6 +14,7 @@ from deadpool_run.core.settings import Settings
 from deadpool_run.core.state import NodeRecord, State
 from deadpool_run.core.transitions import JobPhase
 from deadpool_run.ids import NodeId, Rank
+from deadpool_run.text import counted
 
 
 def outline(settings: Settings, nodes: Sequence[NodeRecord]) -> Iterator[str]:
@@ -21,14 +22,14 @@ def outline(settings: Settings, nodes: Sequence[NodeRecord]) -> Iterator[str]:
     state = begun(settings, nodes)
     yield _summary(settings)
     if state.buddies:
-        yield f"each rank's snapshots are copied to {_count(len(state.buddies[0]), 'other node')}"
+        yield f"each rank's snapshots are copied to {counted(len(state.buddies[0]), 'other node')}"
     elif len(nodes) >= settings.nodes:  # known only when enough nodes have arrived
         yield "snapshots are not copied to other nodes: a lost node loses the state of its ranks"
     width = max((len(node.node) for node in nodes), default=0)
     for node in placement.in_order(nodes):
         yield f"{node.node:<{width}}  {_purpose(settings, state, node)}{_copies(state, node)}"
     if (missing := settings.nodes - len(nodes)) > 0:
-        yield f"waiting for {_count(missing, 'more node')}: the world starts with {settings.nodes}"
+        yield f"waiting for {counted(missing, 'more node')}: the world starts with {settings.nodes}"
 
 
 def begun(settings: Settings, nodes: Sequence[NodeRecord]) -> State:
@@ -55,8 +56,8 @@ def _seats(settings: Settings, order: Sequence[NodeRecord]) -> Iterator[Seat]:
 def _summary(settings: Settings) -> str:
     each = "" if settings.nodes == 1 else f", {settings.ranks_per_node} on each of {settings.nodes} nodes"
     asked = ((settings.spare_nodes, "node"), (settings.spares, "worker"))
-    spares = [_count(number, what) for number, what in asked if number]
-    return f"{_count(settings.world_size, 'rank')}{each}; spares: {' and '.join(spares) or 'none'}"
+    spares = [counted(number, what) for number, what in asked if number]
+    return f"{counted(settings.world_size, 'rank')}{each}; spares: {' and '.join(spares) or 'none'}"
 
 
 def _purpose(settings: Settings, state: State, node: NodeRecord) -> str:
@@ -64,7 +65,7 @@ def _purpose(settings: Settings, state: State, node: NodeRecord) -> str:
     if not ranks:
         return "spare"
     spares = spare_pool.capacity(settings, state, node.node) - settings.ranks_per_node
-    return f"{_ranks(ranks)} and {_count(spares, 'spare worker')}" if spares > 0 else _ranks(ranks)
+    return f"{_ranks(ranks)} and {counted(spares, 'spare worker')}" if spares > 0 else _ranks(ranks)
 
 
 def _copies(state: State, node: NodeRecord) -> str:
@@ -91,7 +92,3 @@ def numbers(found: Sequence[int]) -> str:
 def _ranks(ranks: Sequence[Rank]) -> str:
     """Return `rank 3`, `ranks 0-3` or `ranks 0-1, 4` for ascending numbers."""
     return f"rank{'s' if len(ranks) > 1 else ''} {numbers(ranks)}"
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"

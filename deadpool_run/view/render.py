@@ -13,14 +13,16 @@ from rich.table import Table
 from rich.text import Text
 
 from deadpool_run.text import age, printable, span
+from deadpool_run.vault.status_page import DeviceLibrary
 from deadpool_run.view import capture_limit, nodes
+from deadpool_run.view.collectives import described
 from deadpool_run.view.health import JobHealth, Status, health, without_copies, without_memory
 from deadpool_run.view.text import shown, table
 
 PLAIN_WIDTH = 200
+"""Width without a terminal: no line wraps in a log."""
 _PERCENT = 100.0
 _MS_PER_S = 1e3
-"""Width without a terminal: no line wraps in a log."""
 
 _STYLES: Mapping[JobHealth, str] = {
     JobHealth.HEALTHY: "bold green",
@@ -54,6 +56,8 @@ def to_rich(status: Status, now: datetime) -> RenderableType:
         parts.append(Text(f"  {printable(why)}"))
     if progress := _progress(status):
         parts.append(Text(f"  {progress}"))
+    if library := status.get("device_library"):
+        parts.append(Text(f"  collectives on GPUs: {described(DeviceLibrary.named(str(library)))}"))
     if limit := capture_limit.words(status):
         parts.append(Text(f"  {limit}"))
     if status.get("draining"):

@@ -1,15 +1,4 @@
-"""The status object: the coordinator's summary with what the agents know. Pure.
-
-If a job spans several nodes, each of `nodes` also has `port` (with `address`: where its agent listens), `ranks`,
-`silent_ms` (time since its last heartbeat; null for the leader's node, or if there was none) and `copies` (a
-`wire.peers.Traffic`, or null). `coordinator` has the leader's node and term. `exposed_ms` is the time for which ranks have
-lacked copies on other nodes; null if no copy is missing.
-
-`no_memory_bytes` of a rank: the bytes that there was no memory for at its last snapshot; 0 if it was taken.
-`total_steps` is the number of steps of the loop, null until a rank of the leader's node has begun it. The leader adds `cost`: the
-`repairs`, `steps_repeated`, `lost_s` and `goodput` (the share of the time that no repair took) since it leads.
-`capture_limit` says what keeps snapshots rarer than requested: see `capture_limit.limit`.
-"""
+"""The status object: the coordinator's summary with what the agents know; `docs/status-schema.md` lists its fields. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,7 +8,7 @@ from msgspec.structs import asdict
 
 from deadpool_run.core.state import State
 from deadpool_run.ids import NodeId
-from deadpool_run.vault.status_page import Phase, RankEntry, StatusPage
+from deadpool_run.vault.status_page import DeviceLibrary, Phase, RankEntry, StatusPage
 from deadpool_run.view import capture_limit, job_status
 from deadpool_run.wire.peers import Traffic
 
@@ -38,7 +27,7 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class NodeReports:
-    """What the leader knows of the job's nodes."""
+    """The leader's knowledge of the job's nodes."""
 
     leader: NodeId
     term: int
@@ -73,6 +62,9 @@ def status_object(  # noqa: PLR0913 - each is known to another part of the agent
         "ranks": ranks,
         "committed": status_page.committed(),
         "total_steps": status_page.total_steps or None,
+        "device_library": DeviceLibrary(status_page.device_library).name.lower()
+        if status_page.device_library
+        else None,
         "durable": None if durable is None else dict(durable),
         "dropped_lines": dict(dropped),
         **several,

@@ -27,7 +27,7 @@ from deadpool_run.wire import typed
 from deadpool_run.wire.frames import MessageFormat
 from deadpool_run.wire.seal import KEY_BYTES, Seal
 
-VERSION = 6
+VERSION = 7
 """Version of all messages between agents. Agents of different versions refuse each other."""
 MAX_BYTES = 4096
 """Limit of a frame until the peer has proved itself."""
@@ -47,7 +47,7 @@ class ConnectionRole(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """What an agent proves to others, and how it calls itself."""
+    """The secret that an agent proves to have, and its names."""
 
     token: bytes = field(repr=False)
     node: str = ""
@@ -70,7 +70,7 @@ class Challenge(Tagged):
 
 
 class Proof(Tagged):
-    """The caller's proof, and what it covers besides the nonces."""
+    """The caller's proof, and the values that it covers in addition to the nonces."""
 
     called: str
     """The address and port that the caller dialled."""
@@ -109,7 +109,7 @@ class _Side(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class _Conversation:
-    """What the proofs and the keys of one connection are made from."""
+    """The source of the proofs and keys of one connection."""
 
     key: bytes
     role: ConnectionRole

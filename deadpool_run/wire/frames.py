@@ -1,10 +1,11 @@
 """Frames of a byte stream: a 4-byte big-endian length, then the body, such as a message as JSON. No sockets here.
 
-Between agents, a tag follows after the body (`wire.seal`). The length does not count it.
+Between agents, a tag follows after the body (`wire.seal`). The length does not count it. Frames that are written together may
+share a tag, as a bundle: a length with the highest bit set, so many bytes of whole frames, and the tag.
 """
 
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Generic, TypeVar
 
 from deadpool_run.errors import ProtocolError
@@ -13,6 +14,9 @@ from deadpool_run.wire.seal import TAG_BYTES, Seal
 
 T = TypeVar("T")
 _LENGTH = struct.Struct(">I")
+_BUNDLE = 1 << 31
+BUNDLE_BYTES = 64 << 10
+"""Most bytes of a bundle. A larger frame has a tag of its own."""
 
 
 def pack(body: bytes, limit: int) -> bytes:
@@ -22,10 +26,28 @@ def pack(body: bytes, limit: int) -> bytes:
     return _LENGTH.pack(len(body)) + body
 
 
-class Frames(Generic[T]):
-    """Cuts a byte stream into bodies of up to `limit` bytes, and decodes them. Holds one frame and one read at most.
+def bundles(frames: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield what gets one tag each: as many of these frames as one bundle may hold, or one frame as it is."""
+    together: list[bytes] = []
+    size = 0
+    for frame in frames:
+        if together and size + len(frame) > BUNDLE_BYTES:
+            yield _bundle(together, size)
+            together, size = [], 0
+        together.append(frame)
+        size += len(frame)
+    if together:
+        yield _bundle(together, size)
 
-    With a seal, no frame is decoded whose tag is wrong.
+
+def _bundle(frames: list[bytes], size: int) -> bytes:
+    return frames[0] if len(frames) == 1 else _LENGTH.pack(_BUNDLE | size) + b"".join(frames)
+
+
+class Frames(Generic[T]):
+    """Cuts a byte stream into bodies of up to `limit` bytes, and decodes them. Holds one frame or bundle, and one read, at most.
+
+    With a seal, no frame is decoded whose tag is wrong. Only then there are bundles.
     """
 
     def __init__(self, limit: int, decode: Callable[[bytes], T], seal: Seal | None = None) -> None:
@@ -37,11 +59,10 @@ class Frames(Generic[T]):
 
     @property
     def missing(self) -> int:
-        """Bytes to read until the current frame, or at first its length, is complete. Never 0."""
+        """Bytes to read until the current frame or bundle, or at first its length, is complete. Never 0."""
         if len(self._bytes) < _LENGTH.size:
             return _LENGTH.size - len(self._bytes)
-        (length,) = _LENGTH.unpack_from(self._bytes)
-        return int(_LENGTH.size + length + self._tag_bytes - len(self._bytes))
+        return self._size()[0] - len(self._bytes)
 
     @property
     def is_empty(self) -> bool:
@@ -52,17 +73,42 @@ class Frames(Generic[T]):
         """Yield every message that is complete with `data`. Raises `ProtocolError`."""
         self._bytes += data
         while len(self._bytes) >= _LENGTH.size:
-            (length,) = _LENGTH.unpack_from(self._bytes)
-            if length > self._limit:
-                raise ProtocolError(f"a frame of {length} bytes is over the limit of {self._limit}")
-            end = _LENGTH.size + length
-            if len(self._bytes) < end + self._tag_bytes:
+            size, is_bundle = self._size()
+            if len(self._bytes) < size:
                 return
-            frame, tag = bytes(self._bytes[:end]), bytes(self._bytes[end : end + self._tag_bytes])
-            del self._bytes[: end + self._tag_bytes]
+            frame = bytes(self._bytes[: size - self._tag_bytes])
             if self._seal is not None:
-                self._seal.check(frame, tag)
-            yield self._decode(frame[_LENGTH.size :])
+                self._seal.check(frame, bytes(self._bytes[size - self._tag_bytes : size]))
+            del self._bytes[:size]
+            if is_bundle:
+                yield from self._unbundled(frame)
+            else:
+                yield self._decode(frame[_LENGTH.size :])
+
+    def _size(self) -> tuple[int, bool]:
+        """Return the bytes of the current frame or bundle with its tag, and whether it is a bundle. Raises `ProtocolError`."""
+        (length,) = _LENGTH.unpack_from(self._bytes)
+        limit, is_bundle = self._limit, False
+        if length & _BUNDLE and self._seal is not None:
+            length, limit, is_bundle = length ^ _BUNDLE, BUNDLE_BYTES, True
+        if length > limit:
+            raise ProtocolError(f"a frame of {length} bytes is over the limit of {limit}")
+        return _LENGTH.size + length + self._tag_bytes, is_bundle
+
+    def _unbundled(self, bundle: bytes) -> Iterator[T]:
+        """Yield the messages of a bundle. Raises `ProtocolError`."""
+        begin = _LENGTH.size
+        while begin < len(bundle):
+            if begin + _LENGTH.size > len(bundle):
+                raise ProtocolError("a bundle ends within a frame")
+            (length,) = _LENGTH.unpack_from(bundle, begin)
+            begin += _LENGTH.size
+            if length > min(self._limit, len(bundle) - begin):
+                raise ProtocolError(
+                    f"a frame of {length} bytes is over the limit of {self._limit}, or ends after its bundle"
+                )
+            yield self._decode(bundle[begin : begin + length])
+            begin += length
 
 
 class MessageFormat(Generic[T]):

@@ -1,15 +1,14 @@
 """An authenticated connection between two agents: the socket, and the seals of both directions."""
 
 import socket
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Self
 
 from deadpool_run.wire.seal import Seal
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PeerConnection:
+class PeerConnection(AbstractContextManager["PeerConnection"]):
     """The result of a greeting. Everything sent or received on the socket uses the seals, in order."""
 
     sock: socket.socket
@@ -24,10 +23,5 @@ class PeerConnection:
         """Close the socket."""
         self.sock.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

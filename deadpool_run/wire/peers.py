@@ -3,7 +3,7 @@
 A frame is a 4-byte big-endian length and a JSON object whose `type` names the message class.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from deadpool_run.core.effects import Effect
@@ -14,7 +14,7 @@ from deadpool_run.core.state import State
 from deadpool_run.ids import NodeId, Rank
 from deadpool_run.structs import Tagged, Untagged
 from deadpool_run.wire.checkpoints import CheckpointFailed, DurableSpec, StepTaken, TakeStep
-from deadpool_run.wire.frames import MessageFormat
+from deadpool_run.wire.frames import MessageFormat, pack
 from deadpool_run.wire.stores import CallersIdentified, IdentifyCallers
 from deadpool_run.wire.typed import Decoder, to_json
 
@@ -37,7 +37,7 @@ class Join(Tagged):
 
     place: Place
     launch: dict[str, str]
-    """What all nodes must have been started with, by names for messages."""
+    """The start values that all nodes must share, by names for messages."""
 
 
 class Fact(Tagged):
@@ -187,13 +187,19 @@ class LogState(Tagged):
     is_last: bool
 
 
-class LogEntry(Tagged):
-    """Gives a log follower the next event, decided at `now`."""
+class LogEntry(Untagged):
+    """An event, decided at `now`."""
 
-    term: int
-    entries: int
     now: float
     event: Event
+
+
+class LogEntries(Tagged):
+    """Gives a log follower the events after the first `after`, all of one turn of the leader's loop or a part of them."""
+
+    term: int
+    after: int
+    entries: tuple[LogEntry, ...]
 
 
 class World(Tagged):
@@ -300,7 +306,7 @@ class LeadershipClaim(Tagged):
 
 
 NodeReport = Fact | Safe | Saved | Loaded | PreemptionNotice | CallersIdentified
-"""What a node reports, also to the leader in its own process."""
+"""The reports of a node, also to the leader in its own process."""
 ToLeader = Join | Rejoin | ResumeLink | HeartbeatAck | NodeReport | Ask | EndConfirmed
 ToNode = (
     Joined
@@ -321,7 +327,7 @@ ToNode = (
     | Heartbeat
     | Agents
     | LogState
-    | LogEntry
+    | LogEntries
 )
 Between = VoteAsked | VoteGiven | AgentEnded | LeadershipClaim
 Message = ToLeader | ToNode | Between
@@ -337,6 +343,17 @@ def log_state(term: int, entries: int, now: float, state: State) -> Iterator[Log
     for begin in range(0, len(data), _PART_BYTES):
         part = data[begin : begin + _PART_BYTES]
         yield LogState(term, entries, now, part, is_last=begin + _PART_BYTES >= len(data))
+
+
+def log_frames(term: int, after: int, entries: Sequence[LogEntry]) -> Iterator[bytes]:
+    """Yield the frames that give a log follower these entries: one, unless they are larger. Raises `ProtocolError`."""
+    body = to_json(LogEntries(term, after, tuple(entries)))
+    half = len(entries) // 2
+    if len(body) <= MAX_FRAME_BYTES or not half:
+        yield pack(body, MAX_FRAME_BYTES)
+    else:
+        yield from log_frames(term, after, entries[:half])
+        yield from log_frames(term, after + half, entries[half:])
 
 
 def state_of(parts: Iterable[bytes]) -> State:

@@ -1,4 +1,4 @@
-"""Seals: each frame after the greeting carries a tag, so that no third party can change what two agents send.
+"""Seals: each frame or bundle after the greeting carries a tag, so that no third party can change what two agents send.
 
 A tag is keyed BLAKE3 over the frame's number and the frame. Both ends count the frames of each direction, so the number itself
 is not sent. A frame that was altered, lost, repeated or moved has another tag than the one that is due.

@@ -1,4 +1,4 @@
-"""How a worker shows what it does: a signal has it write the stacks of its threads into memory that it shares by name.
+"""The stacks of a worker's threads: on a signal it writes them into memory that it shares by name.
 
 The handler is CPython's faulthandler, which needs no lock of the interpreter: it also answers while a C function hangs.
 """

@@ -44,7 +44,7 @@ def test_the_call_that_blocked_the_loop_is_named_once(tmp_path):
         await said.wait()
 
     (line,) = watch(body, 0.2)
-    assert line.startswith("this agent answered nobody for ")
+    assert line.startswith("this agent answered no message for ")
     assert "s in agent/cluster/leader_file.py:" in line
     assert " read" in line
 

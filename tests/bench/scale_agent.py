@@ -242,7 +242,7 @@ class BenchAgent:
         before = followers.voters
         figures = await self._lose({before[-1]})
         await self._until(lambda: before[-1] not in followers.voters and self._is_settled())
-        await self._until(lambda: followers._log_followers >= {*followers.voters} - {self._node})
+        await self._until(lambda: followers.log.followers >= {*followers.voters} - {self._node})
         return figures | {"cpu_s": time.process_time() - began}
 
     async def _led(self, began: float) -> dict[str, Any]:

@@ -57,6 +57,7 @@ def test_commands_that_do_something_import_no_torch(home):
         "ls",
         "logs",
         "events",
+        "report",
         "stack",
         "stop",
         "wait",

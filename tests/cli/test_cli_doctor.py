@@ -6,6 +6,7 @@ import socket
 import pytest
 from test_cli_app import deadpool, ours
 
+from deadpool_run.cli.doctor import gpu
 from deadpool_run.cli.doctor.findings import Grade, findings
 from deadpool_run.cli.doctor.swap import swap
 
@@ -55,3 +56,27 @@ def test_a_killed_rank_is_replaced():
     found = swap(os.environ, 120)
     assert found.grade is Grade.OK, found.text
     assert "the weights are exact" in found.text
+
+
+def test_without_two_gpus_nothing_is_measured_and_the_exit_code_says_so(tmp_path):
+    done = deadpool("doctor", "--gpu", env=ours(tmp_path, CUDA_VISIBLE_DEVICES=""))
+    assert done.returncode == 3, done.stdout
+    assert "no GPU is visible" in done.stdout.splitlines()[-1]
+    assert "only one GPU" in gpu.too_few(1).text
+
+
+def test_a_measurement_that_does_not_end_is_bad():
+    measured = next(gpu.measure(os.environ, 2, 0.05))
+    assert (measured.finding.grade, measured.row) == (Grade.BAD, "")
+    assert "'torchrun' did not end within 0.05 s" in measured.finding.text
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_steps_and_a_killed_rank_are_measured():
+    """Without a GPU the same training runs on CPUs."""
+    for measured in gpu.measure(os.environ, 2, 200):
+        assert measured.finding.grade is Grade.OK, measured.finding.text
+        cells = measured.row.strip("| ").split(" | ")
+        assert len(cells) == len(gpu.COLUMNS)
+        assert cells[-1] == "exact"

@@ -64,6 +64,19 @@ def test_ranks_are_counted_as_torchrun_counts_them(text, gpus, ranks):
     assert planned(nproc_per_node=text, gpus=gpus).spec.nproc_per_node == ranks
 
 
+@pytest.mark.parametrize(("ranks", "gpus", "devices"), [("4", 8, 8), ("4", 4, 4), ("4", 2, 0), ("4", 0, 0)])
+def test_gpus_count_if_there_is_one_for_each_rank(ranks, gpus, devices):
+    assert planned(nproc_per_node=ranks, gpus=gpus).spec.devices == devices
+
+
+def test_spares_that_cannot_rehearse_for_lack_of_a_gpu_are_noted():
+    def notes(ranks, **given):
+        return " ".join(planned(nproc_per_node=ranks, gpus=4, **{"spares": "1", "spare_mode": "hot", **given}).notes)
+
+    assert "with --nproc-per-node 3, one GPU is free for a spare" in notes("4")
+    assert "rehearse" not in notes("3") + notes("8") + notes("4", spare_mode="warm") + notes("4", spares="0")
+
+
 @pytest.mark.parametrize(
     ("given", "mode", "argv"),
     [
@@ -287,13 +300,13 @@ def test_the_memory_for_snapshots(text, nbytes):
     [("", None), ("7B", 7 * 10**9), ("1.5t", 1_500 * 10**9), ("350M", 350 * 10**6), ("2k", 2000), ("12", 12)],
 )
 def test_the_number_of_parameters(text, count):
-    assert resolve({"simulate_parameters": text or None}, {}, {}).quantity("simulate_parameters") == count
+    assert resolve({"simulate_parameters": text or None}, {}, {}).quantity("simulate_parameters", "7B") == count
 
 
 @pytest.mark.parametrize("text", ["many", "0", "-1B", "7 GB", "0.1"])
 def test_what_is_no_number_of_parameters_is_refused(text):
     with pytest.raises(UsageError, match=f"--simulate-parameters '{text}': not a number from 1") as caught:
-        resolve({"simulate_parameters": text}, {}, {}).quantity("simulate_parameters")
+        resolve({"simulate_parameters": text}, {}, {}).quantity("simulate_parameters", "7B")
     assert len(str(caught.value).splitlines()) == 2
 
 

@@ -1,5 +1,9 @@
 """The commands on a real job."""
 
+import json
+import re
+import urllib.request
+
 from deadpool_run.errors import UsageError
 
 
@@ -40,4 +44,45 @@ def test_a_live_job_is_seen_and_a_killed_rank_is_seen_replaced(cluster):
 
     after = job.command_line("status")
     assert (after.returncode, after.stdout) == (4, "")
+    job.check_nothing_left()
+
+
+def test_a_rehearsal_injects_its_faults_and_tells_programs_what_happened(cluster, tmp_path):
+    told = tmp_path / "repaired"
+    # The variables are for the command alone: on a shell's command line, the text of a cause would be code.
+    command = f"""sh -c 'printf "%s\\n" "$DEADPOOL_INCIDENT_RANKS" "$DEADPOOL_INCIDENT_CAUSES" "$DEADPOOL_TOKEN" > {told}.new; mv {told}.new {told}'"""
+    options = (
+        "--log-format",
+        "json",
+        "--metrics-port",
+        "0",
+        "--on-repair",
+        command,
+        "--chaos",
+        "seed 7; kill rank 1 at step 5",
+    )
+    job = cluster("--steps", "20", "--hold", "15", nproc=2, spares=1, options=options, env={"DEADPOOL_TOKEN": "x" * 16})
+    job.wait_state(1, 2)
+    job.wait_stderr('"recovered"')
+    (port,) = re.findall(r'"port": (\d+)', job.stderr)
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
+        assert b"\ndeadpool_repairs_total 1.0\n" in answer.read()
+    job.release()
+    assert job.wait_exit() == 0, job.told()
+    lines = [json.loads(line) for line in job.stderr.splitlines()]
+    events = [line["event"] for line in lines]
+    names = ("run_started", "chaos_planned", "protected", "fault_injected", "recovered", "run_ended", "chaos_verdict")
+    assert [name for name in events if name in names] == list(names)
+    assert {line["run_id"] for line in lines} == {json.loads((job.run_dir / "run.json").read_text())["run_id"]}
+    (repair,) = (line for line in lines if line["event"] == "recovered")
+    assert (repair["ranks"], repair["injected"], repair["level"]) == ([1], True, "info")
+    verdict = lines[-1]
+    assert (verdict["seed"], verdict["injected"], verdict["repaired"], verdict["survived"]) == (7, 1, 1, True)
+    assert told.read_text().splitlines() == ["1", *repair["causes"], ""]
+
+    page = tmp_path / "report.html"
+    done = job.command_line("report", "-o", str(page))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert re.search(r"<b>20</b><span>steps completed</span>.*<b>1</b><span>repairs</span>", page.read_text())
+    assert "Step times" in page.read_text()
     job.check_nothing_left()

@@ -60,5 +60,5 @@ def test_of_a_stopped_process_its_state_is_told(monkeypatch):
     with process(WORKER.format(what="sys.stdin.readline()")) as worker:
         os.kill(worker.pid, signal.SIGSTOP)
         os.waitid(os.P_PID, worker.pid, os.WSTOPPED | os.WNOWAIT)
-        with pytest.raises(NoStackError, match=r"did not answer within 0.2 s: its process is in state 'T \(stopped\)'"):
+        with pytest.raises(NoStackError, match=r"did not answer within 0.2 s: its process is in state 'stopped'"):
             stacks_of(worker.pid)

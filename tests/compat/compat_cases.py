@@ -144,7 +144,7 @@ CASES = (
     _case("tee and redirect", f"{LOGS} -t 0:1 -r 3 probe.py", TEE),
     _case("tee, a role", f"{LOGS} -t 3 --role trainer probe.py", TEE),
     _case("tee, a last line without an end", "--log-dir {log} -t 1 probe.py 0=unended", TEE, world=1),
-    _case("text that nobody flushed", f"{LOGS} -r 1 probe.py 0=unflushed", "whole lines"),
+    _case("text that was not flushed", f"{LOGS} -r 1 probe.py 0=unflushed", "whole lines"),
     _case(
         "PET_ streams",
         f"{TWO} probe.py",

@@ -120,7 +120,7 @@ DIFFERENCES = {
     ),
     "who has which rank": Difference(
         "Ranks go to machines by `--node-rank`, else by arrival, and stay there; torchrun's c10d rendezvous sorts "
-        "addresses anew each time."
+        "addresses again each time."
     ),
     "peers of a failure": Difference(
         "When no restart is left, workers on other machines end at once too; under torchrun they end by their own "

@@ -133,7 +133,7 @@ class Run:
         numbers = [int(word) for word in plain if word.isdigit()]
         match name:
             case "start":
-                yield ev.JobSubmitted()
+                yield ev.JobSubmitted(place=ev.Place(devices=int(options.get("devices", 0))))
             case "fault":
                 yield ev.KillRequested(numbers[0], KillHow(plain[1]))
             case "drain":
@@ -143,7 +143,12 @@ class Run:
             case "join":
                 order = int(options["order"]) if "order" in options else None
                 for node in plain:
-                    place = ev.Place(name=node, failure_domain=options.get("failure_domain", ""), order=order)
+                    place = ev.Place(
+                        name=node,
+                        failure_domain=options.get("failure_domain", ""),
+                        order=order,
+                        devices=int(options.get("devices", 0)),
+                    )
                     first = not self.state.arrivals
                     yield ev.JobSubmitted(node, place) if first else ev.NodeJoined(node, place)
             case "lose":

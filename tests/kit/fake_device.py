@@ -1,140 +1,55 @@
 """A device for collectives on CPU tensors, with NCCL's semantics where they differ from Gloo's: for tests without a GPU.
 
-A process that calls `use()` gives every CPU tensor of a deadpool group to it. Peers exchange data over Gloo, in kernels:
-callables that run in order on the thread of a stream. What a kernel or a communicator does is what these sources say
-(ProcessGroupNCCL.cpp of torch 2.13, ProcessGroup.hpp, NCCL 2.30):
+A process that calls `use()` gives every CPU tensor of a deadpool group to it (`fake_communicator`). What a kernel, a
+communicator or the device does is what these sources say: PGN is ProcessGroupNCCL.cpp of torch 2.13 and .hpp its header there,
+which is also in the wheel; the other files are NCCL's, of 2.30.7.
 
 | here | there |
 | --- | --- |
-| a collective returns before it has run | ProcessGroupNCCL::collective enqueues on the communicator's stream |
-| a synchronous one runs on the current stream and returns None | collective: `asyncOp ? work : nullptr`; `!asyncOp`: the current stream |
-| a send or receive in a coalescing returns None | pointToPoint: `coalescing_state_` returns nullptr |
-| `wait` makes the current stream wait, not the host | WorkNCCL::synchronize: cudaStreamWaitEvent |
-| `wait(timeout)` blocks the host; late: aborts and raises | WorkNCCL::wait and handleException |
-| a kernel whose peer is lost hangs until the abort, then leaves garbage (here NaN) | NCCL waits on flags of the peer and on `abortFlag` |
-| an abort waits for every kernel of the process | commFree (init.cc): cudaFree and cudaFreeHost synchronize the device |
-| an abort while a thread is inside a call is a violation, so is a call after it | usage/communicators.rst: "no thread is calling" |
-| group depth belongs to a thread; what is issued inside is launched at its end | group.cc: thread_local ncclGroupDepth |
-| a group's end on an aborted communicator raises, and leaves the depth | ProcessGroupNCCL::endCoalescing, groupEnd |
-| connecting waits for the store, which no abort ends | initNCCLComm: store->get of the unique id |
-| tensors are kept until `wait` | WorkNCCL::stashed_for_allocator_safety_ |
+| a collective returns before it has run | PGN `collective` enqueues on the communicator's stream |
+| a synchronous one runs on the current stream and returns None | PGN `collective`: `asyncOp ? work : nullptr`; Types.hpp:124 |
+| a send or receive in a coalescing returns None | PGN `pointToPoint`: nullptr if `coalescing_state_` (.hpp:1411) |
+| a barrier goes by `opts.device` | ProcessGroup.hpp:860 |
+| `wait` makes the current stream wait, not the host | PGN `WorkNCCL::synchronize`: cudaStreamWaitEvent |
+| `wait(timeout)` blocks the host; late: aborts and raises | PGN `WorkNCCL::wait`, `handleException` |
+| a kernel whose peer is lost hangs until the abort, then leaves garbage (here NaN) | src/device/primitives.h:154 `checkAbort` |
+| an abort waits for every kernel of the process | src/init.cc:267 `commFree`: cudaFree, cudaFreeHost (src/include/alloc.h:166, 568) |
+| an abort waits for the graphs that captured a collective | src/init.cc:2751: `while (comm->localPersistentRefs != 0)` |
+| an abort while a thread is inside a call is a violation, so is a call after it | usage/communicators.rst:505 |
+| group depth belongs to a thread; what is issued inside is launched at its end | src/group.cc:27 `thread_local ncclGroupDepth` |
+| a group's end on an aborted communicator raises, and leaves the depth | PGN `groupEnd`, `ncclActiveGroupCounter_` (.hpp:1468) |
+| connecting waits for the store, which no abort ends | PGN `initNCCLComm`: `store->get` of the unique id |
+| tensors are kept until `wait` | PGN `stashed_for_allocator_safety_` (.hpp:495) |
+| a watchdog that finds an error sleeps with the lock that a collective takes | PGN `Watchdog::runLoop`: `getDumpTimeout() * 4` (.hpp:120) under `workMetaListMutex_` (.hpp:1382) |
 | a process that exits cuts its peers | the kernel closes its sockets and mappings |
-| a destroyed communicator waits for its kernels | ProcessGroupNCCL::shutdown: finalize, waitReady |
+| a destroyed communicator waits for its kernels | PGN `shutdown`: finalize, `waitReady` |
+| errors say whose they are | PGN, NCCLUtils.hpp: the result code is in the text |
 """
 
-import contextlib
-import itertools
 import os
 import threading
-import time
-from datetime import timedelta
-from queue import SimpleQueue
 
 import torch
-import torch.distributed as dist
-from torch.futures import Future
 
 from deadpool_run.errors import ScriptError
-from deadpool_run.worker.codec import tensors_in
-from deadpool_run.worker.compat import c10d
 from deadpool_run.worker.device import choose
-from deadpool_run.worker.groups import gloo
-from deadpool_run.worker.groups.collectives import COLLECTIVES
-from kit import fake_ahead
+from deadpool_run.worker.device.nccl import SETTINGS, Nccl
+from kit import defects, fake_ahead
+from kit.fake_communicator import VIOLATIONS_VARIABLE, FakeCommunicator
+from kit.fake_streams import FakeStream, HostStream
 
-VIOLATIONS_VARIABLE = "FAKE_DEVICE_VIOLATIONS"
-"""A file to which violations are appended too: for processes that a test cannot look into."""
 LATENCY_S = 0.0005
 """Of each kernel of a host that runs ahead: enough for a step's device work to take longer than the host's part."""
-_BY_METHOD = {name: collective for collective in COLLECTIVES for name in collective.names}
 
 
 def use():
     """Make a fake device this process's, unless it has one; return it."""
+    defects.plant_named()
     device = choose.device_backend()
     if device is None:
         device = FakeDevice()
         choose.use(device)
     return device
-
-
-class FakeEvent:
-    """A point in a stream."""
-
-    def __init__(self):
-        self._passed = threading.Event()
-
-    def record(self):
-        self._passed.set()
-
-    def passed(self):
-        return self._passed.is_set()
-
-    def wait(self, timeout_s=None):
-        return self._passed.wait(timeout_s)
-
-
-class FakeStream:
-    """Kernels that run in order on a thread."""
-
-    def __init__(self, name, latency_s=0.0):
-        self._kernels = SimpleQueue()
-        self._latency_s = latency_s
-        self._thread = threading.Thread(target=self._run, name=f"fake-stream-{name}", daemon=True)
-        self._thread.start()
-
-    def join(self):
-        """Wait for the end of the thread, which None has ended in place of a kernel."""
-        self._thread.join()
-
-    def enqueue(self, kernel):
-        self._kernels.put(kernel)
-
-    def record(self):
-        event = FakeEvent()
-        self.enqueue(event.record)
-        return event
-
-    def wait_event(self, event):
-        self.enqueue(event.wait)
-
-    def _run(self):
-        with torch.no_grad():  # a kernel knows no autograd
-            while (kernel := self._kernels.get()) is not None:
-                time.sleep(self._latency_s)
-                kernel()
-                del kernel
-
-
-class HostStream:
-    """The stream of ordinary tensor operations. On a CPU they run at once, so that the host is this stream."""
-
-    def __init__(self):
-        self._ended = threading.Condition()
-        self._running = 0
-
-    def enqueue(self, kernel):
-        with self._ended:
-            self._running += 1
-        try:
-            with torch.no_grad():
-                kernel()
-        finally:
-            with self._ended:
-                self._running -= 1
-                self._ended.notify_all()
-
-    def record(self):
-        event = FakeEvent()
-        event.record()
-        return event
-
-    def wait_event(self, event):
-        self.enqueue(event.wait)
-
-    def wait_idle(self):
-        with self._ended:
-            self._ended.wait_for(lambda: not self._running)
 
 
 class _Group(threading.local):
@@ -154,7 +69,8 @@ class FakeDevice:
         self.launches = 0
         self.capturing = False
         self.inside = lambda: None
-        """Called by a thread that is inside of a call: a test can keep it there."""
+        """Called by a thread that is inside of a call: a test can keep it there, or raise what the library would."""
+        self.slow_create = lambda: None
         self.slow_connect = lambda: None
         self.aborting = lambda _communicator: None
         self.current = HostStream()
@@ -164,7 +80,7 @@ class FakeDevice:
     # --- the protocol ----------------------------------------------------------------------------------------------
 
     def configure(self):
-        return
+        os.environ.update(SETTINGS)
 
     def handles(self, device):
         return device.type == "cpu"
@@ -173,6 +89,7 @@ class FakeDevice:
         return torch.device("cpu")
 
     def create(self, _store, spec, _place):
+        self.slow_create()
         communicator = FakeCommunicator(self, spec)
         self.communicators.append(communicator)
         return communicator
@@ -199,7 +116,7 @@ class FakeDevice:
             raise ScriptError(f"{what} was called while a graph is captured")
 
     def is_peer_failure(self, error):
-        return "was aborted" in str(error)
+        return Nccl().is_peer_failure(error)
 
     def failure(self, communicator):
         return communicator.error
@@ -249,236 +166,3 @@ class FakeDevice:
     def queue(self, kernel):
         """Keep a kernel until the thread's group ends."""
         self._group.kernels.append(kernel)
-
-
-class FakeCommunicator:
-    """A communicator, and torch's backend around it."""
-
-    _numbers = itertools.count()
-
-    def __init__(self, device, spec):
-        self.device, self.spec = device, spec
-        self.number = next(self._numbers)
-        self.stream = FakeStream(f"{spec.group}-{self.number}")
-        self.aborted = threading.Event()
-        self.connected = False
-        self.error = ""
-        self.stash = {}
-        self._inside = 0
-        self._lock = threading.Lock()
-        self._coalescing = False
-        self._on_abort = set()
-        self._gloo = self._sockets = None
-        self._peers = ()
-
-    def connect(self, store, timeout):
-        self.device.slow_connect()
-        rank, size = self.spec.rank, len(self.spec.ranks)
-        self._sockets = gloo.Device()
-        host, port = self._sockets.endpoint
-        store.set(f"at{rank}", f"{host} {port}")
-        texts = [store.get(f"at{each}").decode() for each in range(size)]  # no abort ends this
-        self._peers = tuple((text.split()[0], int(text.split()[1])) for text in texts)
-        pairs = dist.PrefixStore("pairs", store)
-        backend = self._sockets.connect(pairs, rank, size, connect_timeout=timeout, timeout=timedelta(hours=1))
-        self._gloo = c10d.plain_group(pairs, rank, size, backend)
-        self.connected = True
-
-    def abort(self):
-        self.device.aborting(self)
-        with self._lock:
-            if self._inside:
-                self.device.violation(f"{self}: aborted while a thread is inside of a call")
-        self.aborted.set()
-        for wake in list(self._on_abort):
-            wake()
-        if self.connected:
-            self.device.synchronize()  # freeing memory does
-
-    def free(self):
-        """Free what the abort has left."""
-        if not self.stream.record().wait(5):
-            self.device.violation(f"{self}: freed while its kernels run")
-        self.stash.clear()
-        self.stream.enqueue(None)
-        if self._sockets is not None:
-            self._sockets.sever(self._peers)
-        self._gloo = self._sockets = None
-
-    def shutdown(self):
-        self.stream.record().wait()
-        self.aborted.set()  # no call may follow
-        self.stash.clear()
-        self.stream.enqueue(None)
-        self._gloo = self._sockets = None
-
-    @contextlib.contextmanager
-    def _call(self, what):
-        if self.aborted.is_set():
-            self.device.violation(f"{self}: {what} after the abort")
-            raise RuntimeError(f"NCCL communicator was aborted on rank {self.spec.rank}")
-        if not self.connected:
-            self.device.violation(f"{self}: {what} before it is connected")
-        with self._lock:
-            self._inside += 1
-        try:
-            self.device.inside()
-            yield
-        finally:
-            with self._lock:
-                self._inside -= 1
-
-    def _start_coalescing(self, _device):
-        with self._call("a group's start"):
-            self.device.group_start()
-            self._coalescing = True
-
-    def _end_coalescing(self, _device):
-        with self._call("a group's end"):
-            kernels = self.device.group_end()
-            self._coalescing = False
-            outputs = [tensor for kernel in kernels for tensor in kernel.outputs]
-            return self._launch(FakeKernel(self, [part for kernel in kernels for part in kernel.calls]), outputs)
-
-    def issue(self, name, *args, **kwargs):
-        """Issue a collective."""
-        parts = (*args, *kwargs.values())
-        collective = _BY_METHOD[name]
-        with self._call(name):
-            kernel = FakeKernel(self, [(name, collective, parts)])
-            is_async = all(getattr(part, "asyncOp", True) for part in parts)
-            if self.device.depth:
-                if not self._coalescing:
-                    self.device.violation(f"{self}: {name} in a group of another communicator that nobody ends")
-                self.device.queue(kernel)
-                return None
-            if is_async:
-                return self._launch(kernel, kernel.outputs)
-        self.device.current.enqueue(kernel)  # outside of the call: it only blocks a CPU
-        if collective.name == "barrier":
-            self.device.current.record().wait()
-        return None
-
-    def _launch(self, kernel, outputs):
-        self.stream.wait_event(self.device.current.record())
-        self.stream.enqueue(kernel)
-        return FakeKernelWork(self, self.stream.record(), outputs, kernel.inputs)
-
-    def run(self, calls):
-        """Exchange data; return what Gloo has written, or None if this communicator was aborted first."""
-        if self.aborted.is_set():
-            return None
-        done, staged, failed = threading.Event(), [], []
-        for name, collective, parts in calls:
-            staged.append((name, collective, _stage(parts)))
-        backend = self._gloo
-
-        def exchange():
-            try:
-                for work in [getattr(backend, name)(*parts) for name, _, parts in staged]:
-                    work.wait()
-            except Exception as error:  # noqa: BLE001 - looked at below
-                failed.append(error)
-            done.set()
-
-        self._on_abort.add(done.set)
-        threading.Thread(target=exchange, name="fake-wire", daemon=True).start()
-        done.wait()
-        self._on_abort.discard(done.set)
-        if failed:
-            if not isinstance(failed[0], RuntimeError) or not gloo.is_peer_failure(failed[0]):
-                self.device.violation(f"{self}: {[name for name, *_ in calls]}: {failed[0]}")
-            self.aborted.wait()  # a peer is lost
-        return None if self.aborted.is_set() else staged
-
-    def __str__(self):
-        return f"communicator {self.number} of {self.spec.group!r} on rank {self.spec.rank}"
-
-
-def _method(name):
-    def issue(self, *args, **kwargs):
-        return self.issue(name, *args, **kwargs)
-
-    return issue
-
-
-for _name in _BY_METHOD:
-    setattr(FakeCommunicator, _name, _method(_name))
-
-
-class FakeKernel:
-    """One launch: the calls of a collective, or of a group of them."""
-
-    def __init__(self, communicator, calls):
-        self.communicator, self.calls = communicator, calls
-        self.outputs = [tensor for _, collective, parts in calls for tensor in collective.outputs(parts)]
-        self.inputs = [tensor for _, _, parts in calls for tensor in tensors_in(parts)]
-
-    def __call__(self):
-        self.communicator.device.launches += 1
-        staged = self.communicator.run(self.calls)
-        if staged is None:
-            for output in self.outputs:
-                _poison(output)
-            return
-        for (_, collective, parts), (_, _, copies) in zip(self.calls, staged, strict=True):
-            for output, copy in zip(collective.outputs(parts), collective.outputs(copies), strict=True):
-                with torch.inference_mode(output.is_inference()):
-                    output.data.copy_(copy)
-
-
-class FakeKernelWork(dist.Work):
-    """The work of a launch."""
-
-    def __init__(self, communicator, event, outputs, inputs):
-        super().__init__()
-        self.communicator, self.event, self.outputs = communicator, event, outputs
-        communicator.stash[id(self)] = [*inputs, *outputs]
-
-    def wait(self, timeout=None):
-        device = self.communicator.device
-        self.communicator.stash.pop(id(self), None)
-        if timeout and not self.event.wait(timeout.total_seconds()):
-            self.communicator.abort()
-            raise RuntimeError("Work ran for longer than its timeout, and the communicator was aborted")
-        device.current.wait_event(self.event)
-        return True
-
-    def synchronize(self):
-        self.wait()
-
-    def is_completed(self):
-        return self.event.passed()
-
-    def is_success(self):
-        return True
-
-    def exception(self):
-        return None
-
-    def result(self):
-        return self.outputs
-
-    def get_future(self):
-        future = Future()
-        outputs, stream = self.outputs, self.communicator.stream
-        if isinstance(self.communicator.device.current, HostStream):
-            stream.enqueue(lambda: future.set_result(outputs))
-        else:
-            self.communicator.device.current.wait_event(self.event)
-            future.set_result(outputs)
-        return future
-
-
-def _stage(part):
-    if isinstance(part, torch.Tensor):
-        return part.detach().clone()
-    if isinstance(part, (list, tuple)):
-        return type(part)(_stage(each) for each in part)
-    return part
-
-
-def _poison(tensor):
-    is_float = tensor.is_floating_point() or tensor.is_complex()
-    with torch.inference_mode(tensor.is_inference()):
-        tensor.data.fill_(float("nan") if is_float else 1 if tensor.dtype is torch.bool else 255)

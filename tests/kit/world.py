@@ -21,7 +21,7 @@ from deadpool_run.worker.groups.registry import GroupState, Registry
 
 # Torch's stores look up the name of each other end; where no name server answers, do not wait long for it.
 os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
-LIMIT_S = 60.0
+LIMIT_S = float(os.environ.get("KIT_LIMIT_S", "60"))
 TIMEOUT = timedelta(seconds=30)
 LONG = timedelta(seconds=50)
 """A time-out of the user's that nobody may need to wait for."""

@@ -1,16 +1,64 @@
-"""What the end-to-end tests share: unfailed runs to compare with."""
+"""What the end-to-end tests share: unfailed runs to compare with, and `--on-device FILE`.
+
+With it, the ladder's jobs run on the fake device, and the tables of the document are written.
+"""
 
 import fcntl
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from device_page import with_tables
 from kit.account import States
 from kit.cluster import Cluster
+from kit.fake_communicator import VIOLATIONS_VARIABLE
 
 REFERENCE_STEPS = 40
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--on-device", type=Path, metavar="FILE", help="run the ladder on the fake device; write its table"
+    )
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    path = config.getoption("--on-device", default=None)
+    if path is None:
+        return
+    reports = [report for each in ("passed", "failed") for report in terminalreporter.stats.get(each, [])]
+    found = [(dict(report.user_properties), report.passed) for report in reports if report.when == "call"]
+    cells = {each["layout"]: each["cells"] for each, _ in found if "cells" in each}
+    outcomes = [(each["rung"], passed) for each, passed in found if "rung" in each]
+    if cells and outcomes:
+        path.write_text(with_tables(path.read_text(encoding="utf-8"), cells, outcomes), encoding="utf-8")
+
+
+@pytest.fixture
+def cluster(
+    cluster: Callable[..., Cluster],
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    record_property: Callable[[str, object], None],
+) -> Iterator[Callable[..., Cluster]]:
+    """Start a job, one of the ladder on the fake device if that was asked for."""
+    on_device = request.config.getoption("--on-device", default=None) is not None
+    if not on_device or request.module.__name__ != "test_ladder":
+        yield cluster
+        return
+    record_property("rung", request.function.__name__)
+    violations = tmp_path / "violations"
+    jobs: list[Cluster] = []
+
+    def start(*args: str, **options: object) -> Cluster:
+        jobs.append(cluster(*args, env={"FAKE_DEVICE": "1", VIOLATIONS_VARIABLE: str(violations)}, **options))
+        return jobs[-1]
+
+    yield start
+    assert all(told["launches"] for job in jobs for told in job.account.of("device")), "it ran over Gloo"
+    assert not violations.exists(), violations.read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")

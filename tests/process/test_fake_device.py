@@ -6,7 +6,7 @@ anything that NCCL forbids.
 
 import pytest
 from kit.choice import often
-from kit.fake_device import VIOLATIONS_VARIABLE
+from kit.fake_communicator import VIOLATIONS_VARIABLE
 
 PLACES = {
     "forward": "at=forward,n=1",
@@ -23,7 +23,10 @@ STEPS = 22
 
 
 @pytest.mark.parametrize("layout", often(LAYOUTS, USUAL))
-def test_a_death_in_every_phase_of_a_loop_on_a_device(cluster, reference, layout, tmp_path):
+def test_a_death_in_every_phase_of_a_loop_on_a_device(cluster, reference, layout, tmp_path, record_property):
+    cells = dict.fromkeys(PLACES, "not exact")
+    record_property("layout", layout)
+    record_property("cells", cells)  # of which the report takes what is in it at the end
     violations = tmp_path / "violations"
     deaths = [
         (number % 4, f"rank={number % 4},step={3 + 3 * number},{at}") for number, at in enumerate(PLACES.values())
@@ -35,6 +38,19 @@ def test_a_death_in_every_phase_of_a_loop_on_a_device(cluster, reference, layout
     assert len(job.account.of("dying")) == len(deaths)
     assert all(told["launches"] >= STEPS for told in job.account.of("device"))
     assert len(job.account.of("device")) == 4
+    assert not violations.exists(), violations.read_text(encoding="utf-8")
+    cells |= dict.fromkeys(PLACES, "exact")
+
+
+def test_rungs_of_the_ladder_on_a_device(cluster, reference, tmp_path):
+    """`make test-device` climbs it whole: here two die at once, a replacement in its rehearsal, and rank 0."""
+    violations = tmp_path / "violations"
+    deaths = ("rank=1,step=4,at=forward", "rank=2,step=4,at=forward", "rank=3,step=7,at=collective")
+    more = ("rank=3,step=1,at=rehearsal", "rank=0,step=10,at=optimizer,n=3")
+    words = [word for text in (*deaths, *more) for word in ("--die", text)]
+    env = {"FAKE_DEVICE": "1", VIOLATIONS_VARIABLE: str(violations)}
+    job = cluster("--layout", "ddp-full", "--steps", "14", *words, env=env)
+    job.check_repaired(reference("ddp-full", 14), [1, 2, 3, 3, 0])
     assert not violations.exists(), violations.read_text(encoding="utf-8")
 
 

@@ -4,6 +4,7 @@ import os
 import signal
 
 import pytest
+from kit.cluster import SCRIPTS
 
 STEPS = 25
 HOT = ("--spare-mode", "hot")
@@ -47,6 +48,25 @@ def test_a_spare_goes_on_as_the_rank_that_it_has_rehearsed(cluster, reference, l
     spare = job.account.pids(rank)[1]
     assert len([event for event in job.account.of("prepare") if event["pid"] == spare]) == 1
     assert len([event for event in job.account.of("start") if event["pid"] == spare]) == 1, "it did not rehearse again"
+
+
+def on_five_gpus(python, _m, _deadpool_run, *words):
+    return (python, str(SCRIPTS / "with_gpus.py"), *words)
+
+
+@pytest.mark.slow
+def test_a_spare_rehearses_on_a_gpu_without_a_rank_and_keeps_it(cluster, reference):
+    job = held(cluster, within=on_five_gpus)
+    (rank,) = prepared(job.status())
+    (rehearsed,) = job.account.of("prepare")
+    assert rehearsed["local_rank"] == 4
+    job.release()
+    job.wait_state(rank, 9)
+    job.kill(rank)
+    job.check_repaired(reference("ddp-full", STEPS), [rank])
+    places = {event["local_rank"] for event in job.account.of("state", rank=rank) if event["pid"] == rehearsed["pid"]}
+    assert places == {4}
+    assert {event["local_rank"] for event in job.account.of("prepare")[1:]} <= {rank}, "the lost rank's GPU is free now"
 
 
 @pytest.mark.slow

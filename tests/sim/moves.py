@@ -2,7 +2,8 @@
 
 import random
 
-from simulator import REPAIR_TIMEOUT_S, Fault, Simulation, nodes_simulation
+from simulations import nodes_simulation
+from simulator import REPAIR_TIMEOUT_S, Fault, Simulation
 
 from deadpool_run.core.settings import Settings
 

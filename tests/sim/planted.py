@@ -7,9 +7,10 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import agents
+import node_side
 import pytest
 from outages import KINDS as OUTAGES
-from simulator import KINDS, NODE_KINDS, REFUSAL_KINDS
+from simulations import KINDS, NODE_KINDS, REFUSAL_KINDS
 
 from deadpool_run.core import coordinator, reports, timers
 from deadpool_run.core import effects as do
@@ -273,7 +274,7 @@ def what_vaults_hold_is_not_asked(patch):
 
 
 def agents_obey_the_old_leader_too(patch):
-    patch.setattr(agents, "obeys", lambda _mine, _theirs: True)
+    patch.setattr(node_side, "obeys", lambda _mine, _theirs: True)
 
 
 def the_new_leader_reads_its_own_clock(patch):

@@ -6,7 +6,7 @@ import random
 
 import pytest
 from msgspec import structs
-from simulator import nodes_simulation
+from simulations import nodes_simulation
 
 from deadpool_run.coordinator.journal import Journal
 from deadpool_run.coordinator.log_follower import FollowedLog, LogFollower
@@ -37,7 +37,8 @@ def test_a_log_follower_knows_what_the_coordinator_knows(seed, monkeypatch):
     monkeypatch.setattr(coordinator, "step", noting)
     job.run()
     monkeypatch.setattr(coordinator, "step", step)
-    begins = random.Random(seed).randrange(len(told))
+    rng = random.Random(seed)
+    begins = rng.randrange(len(told))
     replica = LogFollower(job.settings)
     monkeypatch.setattr(peers, "_PART_BYTES", 1000)
     parts = list(peers.log_state(1, begins, told[begins][2], typed.from_plain(State, told[begins][0])))
@@ -47,26 +48,66 @@ def test_a_log_follower_knows_what_the_coordinator_knows(seed, monkeypatch):
         replica.begin(over_the_wire(part))
     assert len(parts) > 1
     assert typed.to_plain(replica.known.state) == told[begins][0]
-    for entries, (_, event, now) in enumerate(told[begins:], start=begins + 1):
-        replica.follow(over_the_wire(peers.LogEntry(1, entries, now, event)))
-        if entries < len(told):
-            assert typed.to_plain(replica.known.state) == told[entries][0]
+    at = begins
+    while at < len(told):
+        together = [peers.LogEntry(now, event) for _, event, now in told[at : at + rng.randrange(1, 6)]]
+        for frame in peers.log_frames(1, at, together):
+            replica.follow(peers.decode(frame[4:]))
+        at += len(together)
+        assert replica.known.index == LogIndex(1, at)
+        if at < len(told):
+            assert typed.to_plain(replica.known.state) == told[at][0]
     assert replica.known.state == job.state
 
 
 def test_a_log_with_a_gap_is_refused():
     job = nodes_simulation(1)
     replica = LogFollower(job.settings)
-    entry = peers.LogEntry(1, 1, 0.0, TimeAdvanced())
+    two = (peers.LogEntry(0.0, TimeAdvanced()), peers.LogEntry(1.0, TimeAdvanced()))
     with pytest.raises(ProtocolError):
-        replica.follow(entry)
+        replica.follow(peers.LogEntries(1, 0, two))
     (whole,) = peers.log_state(1, 3, 0.0, job.state)
     replica.begin(whole)
-    for wrong in (entry, peers.LogEntry(2, 4, 0.0, TimeAdvanced())):
+    for wrong in (peers.LogEntries(1, 2, two), peers.LogEntries(1, 4, two), peers.LogEntries(2, 3, two)):
         with pytest.raises(ProtocolError):
             replica.follow(wrong)
-    replica.follow(peers.LogEntry(1, 4, 0.0, TimeAdvanced()))
-    assert replica.known.index.entries == 4
+        assert replica.known.index.entries == 3
+    replica.follow(peers.LogEntries(1, 3, two))
+    assert (replica.known.index.entries, replica.known.now) == (5, 1.0)
+
+
+def test_a_follower_that_cannot_decide_on_an_event_has_nothing_to_lead_from(monkeypatch):
+    """Not the state after the events before it either: the leader may have given orders since."""
+    job = nodes_simulation(1)
+    replica = LogFollower(job.settings)
+    (whole,) = peers.log_state(1, 3, 0.0, job.state)
+    replica.begin(whole)
+    step = coordinator.step
+
+    def fails_late(settings, state, event, now):
+        if now > 0:
+            raise AssertionError("the second event")
+        return step(settings, state, event, now)
+
+    monkeypatch.setattr(coordinator, "step", fails_late)
+    with pytest.raises(AssertionError, match="the second event"):
+        replica.follow(
+            peers.LogEntries(1, 3, (peers.LogEntry(0.0, TimeAdvanced()), peers.LogEntry(1.0, TimeAdvanced())))
+        )
+    assert replica.known is None
+
+
+@pytest.mark.parametrize("limit", [1, 3])
+def test_events_that_are_larger_than_a_frame_are_several_messages(limit, monkeypatch):
+    entries = [peers.LogEntry(float(at), TimeAdvanced()) for at in range(7)]
+    (one,) = peers.log_frames(1, 10, entries[:limit])
+    monkeypatch.setattr(peers, "MAX_FRAME_BYTES", len(one) + limit)  # later numbers have more digits
+    found = [peers.decode(frame[4:]) for frame in peers.log_frames(1, 10, entries)]
+    assert [each.after for each in found] == [
+        10 + sum(len(before.entries) for before in found[:at]) for at in range(len(found))
+    ]
+    assert [entry for each in found for entry in each.entries] == entries
+    assert max(len(each.entries) for each in found) <= limit
 
 
 @pytest.mark.parametrize("state", [{}, {"phase": "running"}, {"phase": 7}])

@@ -5,17 +5,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from leaders import leaders_simulation
 from planted import DRAIN_PLANTS, NODE_PLANTS, PLANTS
-from simulator import (
-    KINDS,
-    REFUSAL_KINDS,
-    REPAIR_TIMEOUT_S,
-    Fault,
-    Simulation,
-    drain_simulation,
-    memory_simulation,
-    nodes_simulation,
-    simulation,
-)
+from simulations import KINDS, REFUSAL_KINDS, drain_simulation, memory_simulation, nodes_simulation, simulation
+from simulator import REPAIR_TIMEOUT_S, Fault, Simulation
 
 from deadpool_run.core.settings import Settings
 

@@ -42,9 +42,9 @@ async def test_an_owner_is_killed_while_it_sends():
         b.replicator.keep({Rank(0)})
         with other("owner", str(b.peer.port)) as owner:
             assert await line_of(owner) == "captured"
-            first = b.replicator.status()["received_bytes"]
+            first = b.replicator.traffic().received_bytes
             deadline = b.loop.time() + LIMIT_S
-            while b.replicator.status()["received_bytes"] == first:
+            while b.replicator.traffic().received_bytes == first:
                 assert b.loop.time() < deadline, "version 1 never came"
                 await off(os.sched_yield)
             (served,) = b.replicator._served

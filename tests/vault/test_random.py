@@ -234,7 +234,7 @@ async def test_what_is_delivered_is_what_was_captured(seed, monkeypatch):
         spared = 0
         for _ in range(8):
             await job.until_protected()
-            spared = max(spared, *(node.replicator.status()["spared_bytes"] for node in job.nodes.values()))
+            spared = max(spared, *(node.replicator.traffic().spared_bytes for node in job.nodes.values()))
             for _ in range(job.rng.randint(0, 6)):
                 job.train()
                 await job.let_run()

@@ -16,8 +16,9 @@ from deadpool_run.ids import Rank, Version
 from deadpool_run.vault import checkpoint_format, segments
 from deadpool_run.vault.checkpoint_format import Part, PartPlace, PartStamp, Record
 from deadpool_run.vault.segments import SegmentState, SlotHeader
-from deadpool_run.vault.transfer import framing, headers
+from deadpool_run.vault.transfer import headers
 from deadpool_run.vault.transfer.catalog import is_sound
+from deadpool_run.wire.frames import pack
 from deadpool_run.wire.typed import to_json
 
 PUT = headers.Put(Rank(0), Version(5), bytes(16), 9000, 0, [(Version(5), bytes(16))], 1, bytes(16))
@@ -104,7 +105,7 @@ def test_a_manifest_that_is_hard_to_decode_is_one_error(body):
 def test_any_header_between_vaults_is_one_or_one_error(body, asks):
     ours, theirs = sealed_pair()
     with ours, theirs:
-        framing.send_frame(ours, body)
+        ours.send(pack(body, len(body)))
         with suppress(ProtocolError):
             if asks:
                 headers.receive_request(theirs, 4, idle=lambda: False)

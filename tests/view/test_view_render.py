@@ -5,7 +5,9 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from deadpool_run.vault.status_page import DeviceLibrary
 from deadpool_run.view import capture_limit
+from deadpool_run.view.collectives import expected
 from deadpool_run.view.health import EXIT_CODES, JobHealth, health
 from deadpool_run.view.render import to_json, to_plain
 
@@ -322,6 +324,31 @@ def test_what_is_durable_is_shown_with_its_age():
     nothing = {"place": "/kept", "version": None, "where": None, "written": None}
     assert "durable: nothing yet, in /kept" in to_plain(status(durable=nothing), NOW)
     assert "durable" not in to_plain(status(durable=None), NOW)
+
+
+@pytest.mark.parametrize(
+    ("library", "promise"), [("nccl2", "aborts wait for nobody"), ("nccl", "best effort"), ("other", "a test's")]
+)
+def test_the_library_for_gpus_is_shown_with_its_promise(library, promise):
+    (line,) = [line for line in to_plain(status(device_library=library), NOW).splitlines() if "on GPUs" in line]
+    assert (library in line, promise in line) == (True, True)
+    assert "on GPUs" not in to_plain(status(device_library=None), NOW)
+
+
+@pytest.mark.parametrize(
+    ("version", "gpus", "environment", "library"),
+    [
+        ("2.15.0+cu130", 2, {}, DeviceLibrary.NCCL2),
+        ("3.0.0", 1, {"TORCH_DIST_USE_NCCL2": "1"}, DeviceLibrary.NCCL2),
+        ("2.15.0", 2, {"TORCH_DIST_USE_NCCL2": "0"}, DeviceLibrary.NCCL),
+        ("2.14.1", 8, {}, DeviceLibrary.NCCL),
+        ("2.15.0+cpu", 2, {}, DeviceLibrary.NONE),
+        ("2.15.0", 0, {}, DeviceLibrary.NONE),
+        ("(not installed)", 2, {}, DeviceLibrary.NONE),
+    ],
+)
+def test_the_library_that_workers_will_use_is_known_without_torch(version, gpus, environment, library):
+    assert expected(version, gpus, environment) is library
 
 
 def test_progress_and_the_cost_of_repairs_have_a_line():

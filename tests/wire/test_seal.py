@@ -1,5 +1,6 @@
 """After the greeting, nobody between two agents can change, drop, repeat or move a frame without being noticed."""
 
+import struct
 from contextlib import suppress
 
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import strategies as st
 
 from deadpool_run.errors import ProtocolError, TamperedError
 from deadpool_run.wire import peers
-from deadpool_run.wire.frames import Frames, pack
+from deadpool_run.wire.frames import BUNDLE_BYTES, Frames, bundles, pack
 from deadpool_run.wire.seal import KEY_BYTES, TAG_BYTES, Seal
 
 KEY = bytes(range(KEY_BYTES))
@@ -93,3 +94,75 @@ def test_a_message_of_agents_with_its_tag_is_read_by_the_format():
     seal, message = Seal(KEY), peers.PreemptionNotice()
     frame = peers.encode(message)
     assert list(peers.FORMAT.frames(Seal(KEY)).feed(frame + seal.tag(frame))) == [message]
+
+
+# --- bundles: frames that are written together share a tag ---------------------------------------------------------
+
+
+def bundled(bodies=BODIES, seal=None):
+    """What is sent of frames that are written together."""
+    seal = seal or Seal(KEY)
+    return b"".join(piece + seal.tag(piece) for piece in bundles(pack(body, 1 << 20) for body in bodies))
+
+
+def test_frames_that_are_written_together_share_a_tag():
+    frames = b"".join(pack(body, 100) for body in BODIES)
+    assert len(bundled()) == 4 + len(frames) + TAG_BYTES
+    assert bundled([b"alone"]) == stream([b"alone"])[0]
+    seal = Seal(KEY)
+    assert read([bundled(seal=seal), bundled([b"alone"], seal), bundled(seal=seal)]) == [*BODIES, b"alone", *BODIES]
+
+
+@given(
+    st.lists(st.sampled_from([0, 1, 100, BUNDLE_BYTES - 9, BUNDLE_BYTES - 4, BUNDLE_BYTES, 2 * BUNDLE_BYTES])),
+    st.data(),
+)
+def test_a_bundle_holds_what_fits_and_larger_frames_go_alone(sizes, data):
+    bodies = [bytes([at % 256]) * size for at, size in enumerate(sizes)]
+    pieces = list(bundles(pack(body, 1 << 20) for body in bodies))
+    assert all(len(piece) <= 4 + BUNDLE_BYTES for piece in pieces if piece[0] & 0x80)
+    sent, frames, found = bundled(bodies), Frames(1 << 20, bytes, Seal(KEY)), []
+    while sent:
+        cut = data.draw(st.integers(1, len(sent)))
+        found += frames.feed(sent[:cut])
+        sent = sent[cut:]
+    assert found == bodies
+
+
+def test_nothing_of_a_bundle_is_decoded_before_its_last_byte_has_come():
+    data, frames = bundled(), Frames(100, bytes, Seal(KEY))
+    assert [list(frames.feed(bytes([byte]))) for byte in data] == [*[[]] * (len(data) - 1), BODIES]
+
+
+@given(st.integers(min_value=0), st.integers(1, 255))
+def test_a_changed_byte_of_a_bundle_spoils_all_of_it(place, change):
+    data = bytearray(bundled())
+    data[place % len(data)] ^= change
+    frames, found = Frames(100, bytes, Seal(KEY)), []
+    with suppress(ProtocolError):
+        found.extend(frames.feed(bytes(data)))
+    assert not found
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        pytest.param(pack(b"whole", 100) + b"\0\0", "within a frame", id="half a length"),
+        pytest.param(pack(b"whole", 100) + pack(b"half", 100)[:-1], "ends after its bundle", id="half a frame"),
+        pytest.param(pack(b"whole", 100) + pack(bytes(101), 101), "over the limit of 100", id="a frame over the limit"),
+        pytest.param(bytes(BUNDLE_BYTES + 1), f"over the limit of {BUNDLE_BYTES}", id="over the limit"),
+    ],
+)
+def test_a_bundle_that_is_none_is_refused(content, why):
+    piece = struct.pack(">I", 1 << 31 | len(content)) + content
+    frames, found = Frames(100, bytes, Seal(KEY)), []
+    with pytest.raises(ProtocolError, match=why):  # noqa: PT012 - what comes before the exception is what is looked at
+        for body in frames.feed(piece + Seal(KEY).tag(piece)):
+            found.append(body)  # noqa: PERF402 - the exception comes after the first
+    assert found == ([b"whole"] if content.startswith(pack(b"whole", 100)) else [])
+
+
+def test_without_a_seal_there_are_no_bundles():
+    (piece,) = bundles([pack(b"one", 100), pack(b"two", 100)])
+    with pytest.raises(ProtocolError, match="over the limit"):
+        list(Frames(100, bytes).feed(piece))

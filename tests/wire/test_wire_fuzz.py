@@ -14,7 +14,7 @@ from deadpool_run.core.state import State
 from deadpool_run.errors import ProtocolError
 from deadpool_run.ids import NodeId
 from deadpool_run.wire import auth, messages, peers, typed
-from deadpool_run.wire.frames import Frames
+from deadpool_run.wire.frames import BUNDLE_BYTES, Frames
 from deadpool_run.wire.seal import Seal
 
 FORMATS = {"auth": auth.FORMAT, "messages": messages.FORMAT, "peers": peers.FORMAT}
@@ -32,7 +32,7 @@ GOOD = {
         peers.Joined(NodeId("n"), "id", "name", Settings(world_size=2), None),
         peers.HeartbeatAck(1, 0.5, 2, rank_entries=((0, 1), (2, 3))),
         peers.LogState(1, 2, 0.5, b"part", is_last=True),
-        peers.LogEntry(1, 2, 0.5, ev.NodeJoined("n", PLACE)),
+        peers.LogEntries(1, 2, (peers.LogEntry(0.5, ev.NodeJoined("n", PLACE)),)),
         peers.Order(do.AbortStep(worker=1, epoch=2), 1),
     ],
 }
@@ -65,6 +65,8 @@ def test_a_message_with_other_values_is_a_message_or_one_error(name, message, da
 @given(st.lists(st.binary(max_size=60), max_size=8), st.booleans())
 @example([b"\xff\xff\xff\xff"], False)
 @example([b"\0\0\0\0", b"\0\0\0\0" + bytes(16)], True)
+@example([b"\x80\0\0\0"], False)
+@example([b"\x80\1\0\0", b"\0\0\0\0"], True)
 def test_any_stream_is_cut_into_messages_or_one_error(pieces, sealed):
     frames = Frames(50, bytes, Seal(bytes(32)) if sealed else None)
     with suppress(ProtocolError):
@@ -72,7 +74,7 @@ def test_any_stream_is_cut_into_messages_or_one_error(pieces, sealed):
             for body in frames.feed(piece):
                 assert len(body) <= 50
             assert frames.missing > 0
-            assert len(frames._bytes) <= 4 + 50 + 16 + len(piece)
+            assert len(frames._bytes) <= 4 + (BUNDLE_BYTES if sealed else 50) + 16 + len(piece)
 
 
 @given(st.lists(texts(), max_size=3))

@@ -75,7 +75,7 @@ class ExternalAuthority(Protocol):
     where: str
     """The authority's place, as `--authority` names it."""
     advice: str
-    """What to do if it gives no useful answer."""
+    """Advice if it gives no useful answer."""
 
     def claim(self, claim: LeaderClaim) -> bool:
         """Record the claim; return whether it is the newest. False: one of the same or a larger term is, or the run is over."""

@@ -97,7 +97,7 @@ def _server(text: str, tls: ssl.SSLContext | None) -> HttpServer | None:
 
 
 def _tls(environment: Mapping[str, str]) -> ssl.SSLContext:
-    """Return how etcd proves who it is, and how we do. Raises `UsageError`."""
+    """Return the certificates by which etcd and we prove our identity. Raises `UsageError`."""
     ca, cert, key = (environment.get(f"ETCDCTL_{name}") or None for name in ("CACERT", "CERT", "KEY"))
     try:
         context = ssl.create_default_context(cafile=ca)

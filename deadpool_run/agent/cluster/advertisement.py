@@ -31,7 +31,7 @@ _GRACE_S = 2.0
 
 
 class Advertisement:
-    """What one membership of a node publishes, in the running loop."""
+    """The records that one membership of a node publishes, in the running loop."""
 
     def __init__(self, spec: LaunchSpec, here: Peer, on_superseded: Callable[[str], None]) -> None:
         """Publish nothing yet. `here` is where others reach this agent. `on_superseded`: the authority has a later leader."""
@@ -110,7 +110,7 @@ class Advertisement:
             self._on_superseded("the authority has recorded a later leader, or the end of the run")
 
     def _leave(self, authority: BoundedAuthority) -> None:
-        """Record that nobody leads, and that the run may be founded again."""
+        """Record that no node leads, and that the run may be founded again."""
         last = authority.read().claim
         if last is not None and last.port:
             authority.claim(LeaderClaim(last.term + 1, self._here.node, "", 0, authority.run_id))

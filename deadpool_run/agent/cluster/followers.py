@@ -10,6 +10,7 @@ from deadpool_run.agent.checkpoint.leader import CheckpointLeader
 from deadpool_run.agent.cluster.leadership import Leadership
 from deadpool_run.agent.records import launch_identity
 from deadpool_run.coordinator.connections import Connections
+from deadpool_run.coordinator.log_sender import LogSender
 from deadpool_run.coordinator.requests import RequestHandler
 from deadpool_run.coordinator.server import CoordinatorServer
 from deadpool_run.core.events import Event, NodeJoined, NodeLost, NodesLost, Place
@@ -27,7 +28,7 @@ HEARTBEATS = 5
 
 
 class Leading(Protocol):
-    """What followers need of the leader."""
+    """The leader, as followers need it."""
 
     request_handler: RequestHandler
     durable: CheckpointLeader
@@ -64,8 +65,7 @@ class Followers:
         self.connections = Connections(
             self, {NodeId(name) for name in (*leader.state.leaves, leadership.agent.me) if name}
         )
-        self._log_followers: set[NodeId] = set()
-        """Nodes that follow the log."""
+        self.log = LogSender(self.connections)
         self._joining: dict[NodeId, peers.Join] = {}
         """Nodes to admit together, in this turn of the loop."""
         self._joined: dict[NodeId, str] = {}
@@ -80,7 +80,7 @@ class Followers:
         """Found in this turn of the loop, and not submitted yet."""
         self._when_known: Callable[[], None] | None = None
         self._log_at: dict[NodeId, int] = {}
-        """After so many messages each log follower has the log as it was when `when_known` asked."""
+        """After this many messages each log follower has the log as it was when `when_known` asked."""
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         for node, member in leader.state.nodes.items():  # the last leader knew them, and most are no voters
@@ -114,7 +114,8 @@ class Followers:
         call = self._when_known
         if call is None:
             return
-        for node in self._log_followers:
+        self.log.flush()
+        for node in self.log.followers:
             self._log_at.setdefault(node, self.connections.sent(node))
         agent = self._leadership.agent
         known = {node for node, count in self._log_at.items() if self.connections.has_received(node, count)}
@@ -130,7 +131,7 @@ class Followers:
         self.connections.evict(node, reason)
         self._lost.add(node)
         self._joined.pop(node, None)
-        self._log_followers.discard(node)
+        self.log.followers.discard(node)
         self._confirmed.pop(node, None)
         self.seen.pop(node, None)
         self._leader.durable.node_lost(node)
@@ -148,12 +149,10 @@ class Followers:
             return  # deferred facts are not in the log; a decision follows the move
         nodes = self.connections.nodes()  # the others would miss the beginning
         connected = {voter for voter in self._leadership.agent.configuration.voters if voter in nodes}
-        self._log_followers &= connected
-        for node in sorted(connected - self._log_followers):
-            self._log_followers.add(node)
-            server, term = self._leader.server, self._leadership.agent.term
-            for part in peers.log_state(term, server.entries, server.now(), server.state):
-                self.connections.send(node, part)
+        self.log.followers &= connected
+        for node in sorted(connected - self.log.followers):
+            server = self._leader.server
+            self.log.begin(node, self.term, server.entries, server.now(), server.state)
 
     def is_whole(self) -> bool:
         """Return whether every node that the leader counts on is connected."""
@@ -183,6 +182,7 @@ class Followers:
         if self._timer is not None:
             self._timer.cancel()
         self._when_known = None
+        self.log.flush()
         await self.connections.end(message, self._leadership.agent.timeout_s)
 
     def _heartbeat(self) -> None:
@@ -210,9 +210,7 @@ class Followers:
         self.connections.send_heartbeat(node, peers.encode(own))
 
     def _log(self, now: float, event: Event) -> None:
-        if self._log_followers:
-            entry = peers.LogEntry(self._leadership.agent.term, self._leader.server.entries, now, event)
-            self.connections.broadcast(entry, sorted(self._log_followers))
+        self.log.log(self.term, self._leader.server.entries, now, event)
 
     # --- receiving: what the connections ask ----------------------------------------------------------------------
 
@@ -251,7 +249,7 @@ class Followers:
         """Admit a node of the last leader's."""
         if rejoin.found.node != rejoin.node:
             raise ProtocolError(f"node {rejoin.node} rejoins without its inventory")
-        self._log_followers.discard(rejoin.node)
+        self.log.followers.discard(rejoin.node)
         self.connections.send(rejoin.node, self._leadership.agents())
         self.connections.send(rejoin.node, self._leader.world())
         self._join(rejoin.node, rejoin.place)
@@ -274,6 +272,8 @@ class Followers:
     def heard(self, node: NodeId, message: peers.ToLeader) -> None:
         """Handle a message of an agent that is admitted."""
         match message:
+            case peers.Fact():  # most are
+                self._report(node, message)
             case peers.HeartbeatAck(term, sent_at, configuration):
                 self._leadership.answered(electorate.HeardFromAgent(node, term, sent_at, configuration))
                 self.connections.confirmed(node, message.received)
@@ -286,9 +286,12 @@ class Followers:
             case peers.Join() | peers.Rejoin() | peers.ResumeLink() | peers.EndConfirmed():
                 pass  # handled by the connections
             case _:
-                if self._timer is not None and self._loop.time() > self._timer.when():
-                    self._heartbeat()  # first, as it is due: the reports of one turn of the loop may take long
-                self._leader.heard(node, message)
+                self._report(node, message)
+
+    def _report(self, node: NodeId, report: peers.NodeReport) -> None:
+        if self._timer is not None and self._loop.time() > self._timer.when():
+            self._heartbeat()  # first, as it is due: the reports of one turn of the loop may take long
+        self._leader.heard(node, report)
 
     def _confirm(self, node: NodeId, sent_at: float) -> None:
         """Note the node's answer. After its first one it hears of that at once: until then its workers may be stopped."""

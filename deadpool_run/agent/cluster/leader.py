@@ -14,11 +14,11 @@ from deadpool_run.agent.cluster.tracking import Tracking
 from deadpool_run.agent.console import tell
 from deadpool_run.agent.node.hang_detector import HangDetector, sights_of
 from deadpool_run.agent.node.node import LocalNode
+from deadpool_run.agent.observers.observers import Observers
 from deadpool_run.agent.processes.forkserver import ForkServer
 from deadpool_run.agent.processes.store import Store
 from deadpool_run.agent.records.logs import Logs
 from deadpool_run.agent.records.run_record import RunRecord
-from deadpool_run.agent.records.user_log import UserLog
 from deadpool_run.agent.spec import LaunchSpec
 from deadpool_run.coordinator.address import JOURNAL_NAME
 from deadpool_run.coordinator.journal import Journal
@@ -69,8 +69,7 @@ class Leader:
         self.here = node.here.node
         self.alone = spec.cluster is None
         """Whether there is no other node."""
-        self._on_over = on_over
-        self._over = False
+        self._on_over, self._over = on_over, False
         self._plan_printed = known is not None or self.alone
         """The plan has been printed, or need not be."""
         self._timeline = 0
@@ -101,7 +100,7 @@ class Leader:
         )
         self._hang_detector: HangDetector | None = None
         self._record = RunRecord(spec, output.root, term=term)
-        self._log = UserLog(spec, output, was_led=known is not None)
+        self._observers = Observers(spec, output, self, forkserver, was_led=known is not None)
 
     @property
     def state(self) -> State:
@@ -109,7 +108,8 @@ class Leader:
         return self.server.state
 
     def begin(self) -> None:
-        """Watch for hung ranks."""
+        """Watch for hung ranks, and begin what accompanies the job."""
+        self._observers.begin()
         self._hang_detector = HangDetector(
             self._spec.hang_timeout_s,
             look=lambda: () if self.node.suspended else sights_of(self.state, self.node.vault.status_page),
@@ -213,24 +213,21 @@ class Leader:
     def welcome(self, node: NodeId) -> tuple[peers.ToNode, ...]:
         """Return the first messages for a node that joins."""
         begin = do.BeginGeneration(self.state.generation)
-        joined = peers.Joined(
-            node,
-            self._spec.run_id,
-            (self._spec.base_dir or self._spec.run_dir).name,
-            self._spec.settings,
-            self._spec.durable,
-        )
+        run_name = (self._spec.base_dir or self._spec.run_dir).name
+        joined = peers.Joined(node, self._spec.run_id, run_name, self._spec.settings, self._spec.durable)
         committed = None if self._tracking is None else self._tracking.committed
         known = tuple(message for message in (committed, self.durable.newest) if message is not None)
         return joined, self.world(), peers.Order(begin, self.state.capture_interval), *known
 
     # --- orders ---------------------------------------------------------------------------------------------------
 
-    def perform(self, effect: Effect) -> None:  # noqa: C901 - one case for each order
+    def perform(self, effect: Effect) -> None:  # noqa: C901, PLR0912 - one case for each kind of order
         """Pass one order to the nodes that it concerns."""
         match effect:
+            case do.AbortStep() | do.AttachGroups():  # one for every rank
+                self._to_worker(effect)
             case do.ReportIncident() | do.Announce():
-                self._log.report(effect, self.node.vault.status_page)
+                self._observers.report(effect)
             case do.StopJob(exit_code, reason):
                 self._stop(exit_code, reason)
             case do.BeginGeneration():
@@ -336,11 +333,10 @@ class Leader:
 
     def status(self) -> Mapping[str, Any]:
         """Return what viewers see."""
-        run = self._record.parts
-        output, durable = self._output, self.durable.report()
+        output, page, durable = self._output, self.node.vault.status_page, self.durable.report()
         dropped = {"console": output.console.dropped, "logs": output.dropped, "journal": self._journal.dropped}
-        status = status_object(self.state, self.node.vault.status_page, run, durable, self._nodes(), dropped=dropped)
-        return status | {"cost": self._log.summary()}
+        status = status_object(self.state, page, self._record.parts, durable, self._nodes(), dropped=dropped)
+        return status | {"cost": self._observers.cost()}
 
     def _nodes(self) -> NodeReports | None:
         if self.followers is None:
@@ -366,7 +362,7 @@ class Leader:
             for line in outline(self._spec.settings, tuple(self.state.nodes.values())):
                 tell(line)
         if self.state.phase is JobPhase.RUNNING:
-            self._log.protected(self.node.vault.status_page)
+            self._observers.protected()
         self._on_news()
 
     # --- the end --------------------------------------------------------------------------------------------------
@@ -379,7 +375,8 @@ class Leader:
     async def end(self, message: peers.End | None) -> None:
         """Stop deciding, and send everyone this message. Without one the others elect another leader."""
         if message is not None:
-            self._log.ended(message.exit_code, self.node.vault.status_page, managed=self.state.managed)
+            self._observers.ended(message.exit_code, message.reason)
+        self._observers.close(wait=message is not None)
         self.retire()
         if self._hang_detector is not None:
             self._hang_detector.close()

@@ -19,7 +19,7 @@ from deadpool_run.wire.auth import Credentials
 from deadpool_run.wire.peers import Peer
 
 _CLAIMS = 256
-"""So many agents the leader tells itself."""
+"""The most agents that the leader tells itself."""
 LOOKS = 20
 """How often a leader handles answers within a node timeout. They count from the time of the request, so late is fine."""
 

@@ -8,7 +8,7 @@ from deadpool_run.wire.stores import IdentifyCallers
 
 
 def heartbeat_ack(node: LocalNode, heartbeat: peers.Heartbeat, configuration: int, received: int) -> peers.HeartbeatAck:
-    """Return the answer of a node that knows this configuration, and got so many of the leader's messages."""
+    """Return the answer of a node that knows this configuration, and got this many of the leader's messages."""
     return peers.HeartbeatAck(
         heartbeat.term,
         heartbeat.sent_at,

@@ -42,7 +42,7 @@ from deadpool_run.wire.peers import Peer
 _RETRY_S, _MAX_RETRY_S = 0.05, 0.8
 """Pause before a leader that could not be followed is dialled again; it doubles each time."""
 _SILENCE = 0.5
-"""A leader that was silent for so many node timeouts is dialled again: the connection may be broken, and nobody know."""
+"""A leader that was silent for this many node timeouts is dialled again: the connection may have broken unnoticed."""
 _STREAMS = 4
 """Connections for large snapshots, of all ranks of a machine together."""
 
@@ -331,7 +331,7 @@ class Participation:
                 self._leadership.handle_configurations(message)
             case peers.Redirect(agents=agents):
                 self._leadership.handle_configurations(agents)
-            case peers.LogState() | peers.LogEntry():
+            case peers.LogState() | peers.LogEntries():
                 if (known := self._replica.take_in(message)) is not None:
                     self._leadership.know_log(known.index)
             case peers.Evict(reason):

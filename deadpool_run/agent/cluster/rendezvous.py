@@ -283,12 +283,10 @@ def _for_others(host: str, address: str) -> str:
 async def redirect(cluster: Cluster, address: str, port: int) -> Found | None:
     """Return a connection to the leader that another agent named; None if it does not answer."""
     with contextlib.suppress(OSError):
-        return await asyncio.to_thread(_redirected, cluster, address, port)
+        return await asyncio.to_thread(
+            lambda: _found(_dial_or_advise(address, port, searcher(cluster), handshake.TIMEOUT_S), cluster)
+        )
     return None
-
-
-def _redirected(cluster: Cluster, address: str, port: int) -> Found:
-    return _found(_dial_or_advise(address, port, searcher(cluster), handshake.TIMEOUT_S), cluster)
 
 
 def searcher(cluster: Cluster) -> Credentials:
@@ -304,10 +302,9 @@ def _found(connection: PeerConnection, cluster: Cluster) -> Found:
 
 
 def _is_at(host: str, port: int, address: str) -> bool:
-    try:
+    with contextlib.suppress(UsageError):
         return _look_up(host, port) == address
-    except UsageError:
-        return False
+    return False
 
 
 def dial(

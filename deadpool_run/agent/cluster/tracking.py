@@ -1,4 +1,4 @@
-"""What the leader has sent to each node, so that it sends only news. No I/O."""
+"""The leader's last messages to each node, so that it sends only news. No I/O."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator

@@ -12,7 +12,7 @@ from deadpool_run.wire.peer_connection import PeerConnection
 from deadpool_run.wire.peers import Message, Peer
 
 _REFUSED = 0.1
-"""A host that refuses for so many node timeouts has no agent: one that starts, or greets too many others, refuses for less."""
+"""A host that refuses for this many node timeouts has no agent: one that starts, or greets too many others, refuses for less."""
 _PATIENCE = 0.5
 """Node timeouts for a connection, and again for its greeting: one that only one end knows of is not to cost a node."""
 _DIALS = 256

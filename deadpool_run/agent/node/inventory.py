@@ -27,8 +27,6 @@ class Inventory:
                 self._discarded = (epoch, version)
             case do.AssignRank(worker, rank, epoch):
                 self._change(worker, rank=rank, epoch=epoch, interval=capture_interval)
-            case do.PrepareSpare(worker):
-                self._change(worker, preparing=True)
             case do.SetCaptureInterval(worker, interval):
                 self._change(worker, interval=interval)
             case do.AbortStep(worker):
@@ -39,6 +37,8 @@ class Inventory:
                 self._change(worker, released=True)
             case do.DismissWorker(worker):
                 self._change(worker, dismissed=True)
+            case do.PrepareSpare(worker):
+                self._change(worker, prepared=True)
             case _:
                 pass
 
@@ -56,7 +56,7 @@ class Inventory:
             case ev.RankRestored(worker):
                 self._change(worker, reentering=False)
             case ev.FetchFailed(worker):  # a spare that got no transcript is parked
-                self._change(worker, preparing=False)
+                self._change(worker, prepared=False)
             case ev.LoopFinished(worker):
                 self._change(worker, finished=True)
             case ev.WorkerExited(worker, code, signal):

@@ -285,10 +285,7 @@ class LocalNode:
 
     def traffic(self) -> Traffic | None:
         """Return the traffic of copies between this node and others; None if nothing is copied."""
-        if self.copies is None:
-            return None
-        report = self.copies.status()
-        return Traffic(**{name: report[name] for name in Traffic.__struct_fields__})
+        return None if self.copies is None else self.copies.traffic()
 
     def resynced(self) -> NodeResynced:
         """Return the inventory, which a new leader asks for first."""

@@ -17,7 +17,7 @@ _OUT_OF_REACH = (ProcessLookupError, PermissionError)
 """No signal reaches a process that is gone, or runs a setuid program."""
 
 _QUIET_S = 1.0
-"""Nobody needs to know of a wait that ends within this time."""
+"""A wait that ends within this time is not reported."""
 
 
 @dataclass(frozen=True, slots=True)

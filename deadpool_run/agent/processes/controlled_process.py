@@ -29,7 +29,7 @@ class ControlledProcess:
     on_failed: Callable[[str], None]
     on_ended: Callable[[Exit], None]
     more_fds: Callable[[], Iterable[int]] = tuple
-    """Opens the descriptors that the process gets besides its socket."""
+    """Opens the process's descriptors, in addition to its socket."""
     process: Process | None = None
     channel: ControlChannel | None = None
     doomed: bool = False

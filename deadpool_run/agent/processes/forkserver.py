@@ -20,7 +20,7 @@ from deadpool_run.text import printable, shortened
 from deadpool_run.wire.auth import Credentials
 
 _NAMED = 5
-"""So many processes are named in a line."""
+"""The most processes that a line names."""
 _MAX_DEATHS_UNPREPARED = 3
 """Fork servers in a row that may die before they can fork. Then the job ends."""
 
@@ -39,7 +39,7 @@ class ForkServer:
         first: ForkServerProcess | None = None,
         grace_s: float = 0.0,
     ) -> None:
-        """`grace_s`: from SIGTERM to SIGKILL, for what processes leave behind that ended in order."""
+        """`grace_s`: from SIGTERM to SIGKILL, for the background processes of workers that ended in order."""
         self._spec, self._grace_s = spec, grace_s
         self.environment = spec.environment
         """Environment of its processes, which workers extend. It has the mark that finds their descendants."""
@@ -49,6 +49,8 @@ class ForkServer:
         self._unanswered: asyncio.Event | None = None
         self._next_order = 0
         self._children: dict[int, Process] = {}  # forked and not yet reaped
+        self._adopted: dict[int, Process] = {}  # started by another part of this process, and not yet reaped
+        self._expected = 0
         self._prepared = False
         self._deaths = 0
         self._closed = False
@@ -63,12 +65,31 @@ class ForkServer:
 
     def processes(self) -> list[Process]:
         """Return its own process, if that has not been reaped, and its children."""
-        return [*([self._process] if self._process.alive else []), *self.children()]
+        return [*([self._process] if self._process.alive else []), *self.children(), *self._adopted.values()]
 
     def reap_strangers(self) -> None:
         """Reap processes adopted from workers, unless a forked one may be unknown. For SIGCHLD's handler."""
-        if not self._orders:
+        if not (self._orders or self._expected):
             processes.reap_strangers({process.pid: process for process in self.processes()}.get)
+
+    def expect(self) -> None:
+        """Reap no unknown process until `adopt` or `unexpect`: another part of this process starts one."""
+        self._expected += 1
+
+    def unexpect(self) -> None:
+        """Reap unknown processes again: none was started."""
+        self._expected -= 1
+
+    def adopt(self, pid: int, on_exit: Callable[[Exit], None]) -> Process:
+        """Watch a child that another part of this process has started, as leader of its own process group."""
+        self._expected -= 1
+
+        def ended(end: Exit) -> None:
+            del self._adopted[pid]
+            on_exit(end)
+
+        self._adopted[pid] = Process(pid, ended)
+        return self._adopted[pid]
 
     def end_strangers(self) -> None:
         """Ask processes adopted from workers to end, and wait up to the grace, unless a forked one may be unknown.

@@ -1,6 +1,9 @@
-"""The lines that report a repair to the user: a short one, and one with all phases. Pure."""
+"""The lines that report a repair to the user: a short one, and one with all phases; and its fields for programs. Pure."""
+
+from typing import Any
 
 from deadpool_run.core.effects import Incident, Loss
+from deadpool_run.text import counted
 
 
 def incident_line(incident: Incident) -> str:
@@ -22,31 +25,50 @@ def incident_line(incident: Incident) -> str:
     for name, after_s in milestones:
         parts.append(f"{name} {_ms(max(0.0, after_s - reached_s))}")
         reached_s = max(reached_s, after_s)
-    repeated = f"{incident.steps_repeated} step{'' if incident.steps_repeated == 1 else 's'} repeated"
     return (
         f"{'; '.join(_loss(loss) for loss in incident.losses)}: {parts[0]} ms, {', '.join(parts[1:])}, "
-        f"total {_ms(detected_s + reached_s)} ms; resumed at step {incident.resumed}, {repeated}"
+        f"total {_ms(detected_s + reached_s)} ms; {_resumed(incident)}"
     )
 
 
 def short_line(incident: Incident) -> str:
     """Return the ranks, where they run now, the time of the repair or of the move, and the steps repeated."""
     losses = " and ".join(
-        f"rank {loss.rank}{' (injected)' if loss.injected else ''} "
-        f"on {'spare' if loss.from_spare else 'fresh'} worker {loss.replacement}"
-        for loss in incident.losses
+        f"rank {loss.rank}{' (injected)' if loss.injected else ''} on {_replacement(loss)}" for loss in incident.losses
     )
     if incident.planned:
         return f"moved {losses} in {incident.first_step_s:.2f} s, after step {incident.resumed}; no step repeated"
-    total_s = (incident.detected_s or 0.0) + incident.first_step_s
-    repeated = f"{incident.steps_repeated} step{'' if incident.steps_repeated == 1 else 's'} repeated"
-    return f"recovered {losses} in {total_s:.2f} s; resumed at step {incident.resumed}, {repeated}"
+    return f"recovered {losses} in {total_s(incident):.2f} s; {_resumed(incident)}"
+
+
+def total_s(incident: Incident) -> float:
+    """Return the time from the fault, if it was injected, else from when the loss was known, to the first step of all ranks."""
+    return (incident.detected_s or 0.0) + incident.first_step_s
+
+
+def incident_fields(incident: Incident) -> dict[str, Any]:
+    """Return the fields of a line for programs."""
+    return {
+        "ranks": [loss.rank for loss in incident.losses],
+        "causes": [loss.cause for loss in incident.losses],
+        "injected": any(loss.injected for loss in incident.losses),
+        "resumed": incident.resumed,
+        "steps_repeated": incident.steps_repeated,
+        "total_s": total_s(incident),
+    }
 
 
 def _loss(loss: Loss) -> str:
     injected = ", injected" if loss.injected else ""
-    origin = "spare" if loss.from_spare else "fresh"
-    return f"rank {loss.rank} ({loss.cause}{injected}) goes from worker {loss.worker} to {origin} worker {loss.replacement}"
+    return f"rank {loss.rank} ({loss.cause}{injected}) goes from worker {loss.worker} to {_replacement(loss)}"
+
+
+def _replacement(loss: Loss) -> str:
+    return f"{'spare' if loss.from_spare else 'fresh'} worker {loss.replacement}"
+
+
+def _resumed(incident: Incident) -> str:
+    return f"resumed at step {incident.resumed}, {counted(incident.steps_repeated, 'step')} repeated"
 
 
 def _ms(seconds: float) -> str:

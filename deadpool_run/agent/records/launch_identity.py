@@ -1,4 +1,4 @@
-"""What all nodes of a job must have been started with, to be compared when a node joins."""
+"""The start values that all nodes of a job must share, compared when a node joins."""
 
 import hashlib
 import platform

@@ -12,6 +12,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from string import Template
@@ -87,7 +88,7 @@ class Logs:
         self._opener.do(lambda: self._make_folders(attempt))
 
     def _make_folders(self, attempt: Path) -> None:
-        for local_rank in range(self._spec.nproc_per_node):
+        for local_rank in range(max(self._spec.nproc_per_node, self._spec.devices)):
             (attempt / str(local_rank)).mkdir(parents=True, exist_ok=True)
         for stream in _STREAMS:
             if self._needles[stream.name]:  # torchrun makes the file even if no line goes to it
@@ -136,14 +137,15 @@ class Logs:
         self._tees = [tee for tee in self._tees if tee.is_alive()]
 
     def _open(self, stream: _Stream, local_rank: int, rank: int) -> int | None:
-        shown = self._spec.local_ranks_filter is None or local_rank in self._spec.local_ranks_filter
+        home = rank % self._spec.nproc_per_node  # its place when the world began: options name no other
+        shown = self._spec.local_ranks_filter is None or home in self._spec.local_ranks_filter
         if self._attempt is not None:  # as in torchrun, output for files goes to the console if logs are off
-            tee = stream.flag in self._spec.tee.get(local_rank, Streams.NONE)
+            tee = stream.flag in self._spec.tee.get(home, Streams.NONE)
             path = self._attempt / str(local_rank) / f"{stream.name}.log"
             if tee and shown:
                 prefix = line_prefix(self._prefix_template, self._spec.role, local_rank, rank)
                 return self._start_tee(stream, path, self._attempt / f"filtered_{stream.name}.log", prefix)
-            if tee or stream.flag in self._spec.redirects.get(local_rank, Streams.NONE):
+            if tee or stream.flag in self._spec.redirects.get(home, Streams.NONE):
                 fd = self._opener.open(path)
                 return self._start_copy(path) if fd is None else fd
         return None if shown else os.open(os.devnull, os.O_WRONLY)
@@ -240,8 +242,8 @@ class _Opener:
 
     def __init__(self) -> None:
         self._sink = Sink("deadpool-log-opener", stays=False)
-        self._late: threading.Event | None = None
-        """Set when the call has ended that took too long."""
+        self._late: Future[int | None] | None = None
+        """Of the call that took too long."""
 
     def do(self, action: Callable[[], None]) -> None:
         """Have something done before the next file is opened. An error is printed."""
@@ -256,27 +258,16 @@ class _Opener:
 
     def open(self, path: Path) -> int | None:
         """Open a log file; None if that fails, or takes too long. Not tried again while an earlier call has no end."""
-        if self._late is not None and not self._late.is_set():
+        if self._late is not None and not self._late.done():
             return None
-        done, lock, found, late = threading.Event(), threading.Lock(), [], False
-
-        def run() -> None:
-            fd = -1
-            with contextlib.suppress(OSError):
-                fd = _append(path)
-            with lock:
-                if late and fd >= 0:
-                    os.close(fd)
-                else:
-                    found.append(fd)
-            done.set()
-
-        self._sink.put(run)
-        if not done.wait(_OPEN_TIMEOUT_S):
-            with lock:
-                late = not found
-            self._late = done
-        return found[0] if found and found[0] >= 0 else None
+        opened: Future[int | None] = Future()
+        self._sink.put(lambda: opened.set_result(_append_if_possible(path)))
+        try:
+            return opened.result(_OPEN_TIMEOUT_S)
+        except TimeoutError:
+            self._late = opened
+            opened.add_done_callback(_close_late)
+            return None
 
     def close(self, grace_s: float) -> None:
         """End the thread, or leave it to its file system."""
@@ -287,3 +278,14 @@ def _append(path: Path) -> int:
     """Open a log file; its folder may be made by another thread."""
     path.parent.mkdir(parents=True, exist_ok=True)
     return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+
+
+def _append_if_possible(path: Path) -> int | None:
+    with contextlib.suppress(OSError):
+        return _append(path)
+    return None
+
+
+def _close_late(opened: Future[int | None]) -> None:
+    if (fd := opened.result()) is not None:
+        os.close(fd)

@@ -17,9 +17,20 @@ from typing import Any
 
 from deadpool_run.agent.console import tell
 from deadpool_run.agent.records.run_record import RECORD_NAME, records_of
-from deadpool_run.coordinator.address import JOURNALS, POINTER_NAME, SOCKET_NAME
+from deadpool_run.coordinator.address import JOURNALS, POINTER_NAME, SAMPLES_NAME, SOCKET_NAME
 
-_OURS = (POINTER_NAME, SOCKET_NAME, JOURNALS, "script.py", "logs", "evidence", "meeting", "node-*", RECORD_NAME)
+_OURS = (
+    POINTER_NAME,
+    SOCKET_NAME,
+    JOURNALS,
+    SAMPLES_NAME,
+    "script.py",
+    "logs",
+    "evidence",
+    "meeting",
+    "node-*",
+    RECORD_NAME,
+)
 """In the order of their removal: the record that permits it is the last."""
 _FIELDS = {"schema_version", "run_id", "host", "pid", "started", "ended"}
 """Of a record that counts."""

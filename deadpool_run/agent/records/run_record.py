@@ -3,6 +3,7 @@
 import json
 import os
 import socket
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -52,11 +53,13 @@ def outcome(run_dir: Path) -> int | None:
 
     Of several agents' records, that of the latest term counts: an agent that was cut off knows only its own end.
     """
-    ended = [
-        record for record in records_of(run_dir) if record.get("ended") and isinstance(record.get("exit_code"), int)
-    ]
-    last = max(ended, key=lambda record: (bool(record.get("leader", True)), record.get("term") or 0), default=None)
-    return None if last is None else int(last["exit_code"])
+    codes = (record for record in records_of(run_dir) if isinstance(record.get("exit_code"), int))
+    return last_leaders([record for record in codes if record.get("ended")]).get("exit_code")
+
+
+def last_leaders(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the record of the agent that led last; empty without records."""
+    return max(records, key=lambda record: (bool(record.get("leader", True)), record.get("term") or 0), default={})
 
 
 class RunRecord:
@@ -87,6 +90,7 @@ class RunRecord:
             "leader": leader,
             "term": term,
             "slurm_job": None if spec.slurm is None else spec.slurm.job_id,
+            "chaos": None if spec.chaos is None else {"plan": spec.chaos.words(), "seed": spec.chaos.seed},
         }
         self._sink = Sink("deadpool-record", stays=False)
         self._failed = False

@@ -8,12 +8,12 @@ from dataclasses import asdict, dataclass
 from typing import assert_never
 
 from deadpool_run.agent.console import announcement, report_request, tell
-from deadpool_run.agent.records.incident_line import incident_line, short_line
+from deadpool_run.agent.records.incident_line import incident_fields, incident_line, short_line
 from deadpool_run.agent.records.logs import Logs
 from deadpool_run.agent.spec import LaunchSpec
 from deadpool_run.coordinator.address import JOURNAL_NAME
 from deadpool_run.core.effects import Announce, Incident, ReportIncident
-from deadpool_run.text import span
+from deadpool_run.text import counted, span
 from deadpool_run.vault.status_page import StatusPage
 
 _PERCENT = 100.0
@@ -21,7 +21,7 @@ _PERCENT = 100.0
 
 @dataclass(slots=True)
 class Cost:
-    """What losses have cost so far, since this agent leads."""
+    """The cost of losses since this agent leads."""
 
     repairs: int = 0
     steps_repeated: int = 0
@@ -49,7 +49,14 @@ class UserLog:
         self.cost = Cost()
         self._was_protected = was_led
         if not was_led:
-            tell(self._start_line())
+            settings = spec.settings
+            tell(
+                self._start_line(),
+                event="run_started",
+                world_size=settings.world_size,
+                spares=settings.spares,
+                spare_nodes=settings.spare_nodes,
+            )
 
     @property
     def up_s(self) -> float:
@@ -67,7 +74,8 @@ class UserLog:
                 self._announce(order)
             case ReportIncident(incident):
                 self.cost.add(incident, status_page.step_s())
-                tell(incident_line(incident) if self._spec.verbose else short_line(incident))
+                line = incident_line(incident) if self._spec.verbose else short_line(incident)
+                tell(line, event="recovered", incident_id=incident.epoch, **incident_fields(incident))
             case _:
                 assert_never(order)
 
@@ -76,15 +84,16 @@ class UserLog:
         if order.detail and not self._spec.verbose:
             return
         if what := self._output.without_shown(order.what):
-            tell(announcement(what, order.reason))
+            tell(announcement(what, order.reason), event="decision", level="error" if order.ours else "info")
         if order.ours:
-            tell(report_request(self._spec.run_dir / JOURNAL_NAME))
+            tell(report_request(self._spec.run_dir / JOURNAL_NAME), level="error")
 
     def protected(self, status_page: StatusPage) -> None:
         """Print that the job is protected, the first time."""
         if not self._was_protected:
             self._was_protected = True
-            tell(f"protected since step {status_page.most_completed()}: a lost rank is replaced in place")
+            step = status_page.most_completed()
+            tell(f"protected since step {step}: a lost rank is replaced in place", event="protected", step=step)
 
     def ended(self, exit_code: int, status_page: StatusPage, *, managed: bool) -> None:
         """Print how the run ended, and what its losses cost."""
@@ -92,31 +101,29 @@ class UserLog:
         how = "finished" if exit_code == 0 else f"ended with exit code {exit_code}"
         parts = [f"{how} after {span(self.up_s)}"]
         if managed:
-            parts.append(_count(status_page.most_completed(), "step"))
+            parts.append(counted(status_page.most_completed(), "step"))
         elif settings.spares or settings.spare_nodes:
             parts.append("the script did not call deadpool_run.init(), so its ranks were not protected")
         if cost.repairs:
             goodput = f"goodput {_PERCENT * cost.goodput(self.up_s):.1f} %"
             lost = f"{cost.lost_s:.1f} s lost"
-            repeated = f"{_count(cost.steps_repeated, 'step')} repeated"
-            parts += [_count(cost.repairs, "repair"), repeated, lost, goodput]
+            repeated = f"{counted(cost.steps_repeated, 'step')} repeated"
+            parts += [counted(cost.repairs, "repair"), repeated, lost, goodput]
         if exit_code and self._output.root is not None:
             parts.append(f"logs in {self._output.root}")
-        tell(f"run {self._spec.run_id} {'; '.join((parts[0], ', '.join(parts[1:]))) if parts[1:] else parts[0]}")
+        what = "; ".join((parts[0], ", ".join(parts[1:]))) if parts[1:] else parts[0]
+        level = "error" if exit_code else "info"
+        tell(f"run {self._spec.run_id} {what}", event="run_ended", level=level, exit_code=exit_code, **self.summary())
 
     def _start_line(self) -> str:
         spec, settings = self._spec, self._spec.settings
         spares = [(settings.spares, "spare"), (settings.spare_nodes, "spare machine")]
-        what = [_count(settings.world_size, "rank"), *(_count(number, name) for number, name in spares if number)]
+        what = [counted(settings.world_size, "rank"), *(counted(number, name) for number, name in spares if number)]
         if not (settings.spares or settings.spare_nodes):
             what.append("no spares")
         others = settings.nodes + settings.spare_nodes - 1
         endpoints = () if spec.cluster is None else spec.cluster.endpoints
         at = f" at {', '.join(f'{host}:{port}' for host, port in endpoints)}" if endpoints else ""
-        waits = f"; waiting for {_count(others, 'more machine')}{at}" if others else ""
+        waits = f"; waiting for {counted(others, 'more machine')}{at}" if others else ""
         where = "no log files" if self._output.root is None else f"logs in {self._output.root}"
         return f"run {spec.run_id}: {', '.join(what)}{waits}; {where}"
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"

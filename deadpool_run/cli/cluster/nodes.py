@@ -15,8 +15,6 @@ from deadpool_run.vault.transfer.streams import MAX_PARTS
 DEFAULT_PORT = 29400
 """Of torchrun's c10d rendezvous."""
 _SPARES = re.compile(r"([0-9]+)([wn]?)")
-_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)([KMGT]?)(?:i?B)?(?:/s)?", re.IGNORECASE)
-_FACTORS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +57,7 @@ def cluster(values: Values, machines: int, host_name: str, token: Callable[[str]
         node_name=values.text("node_name") or host_name,
         node_rank=values.optional_count("node_rank", 0),
         failure_domain=values.text("topology"),
-        bandwidth=_bandwidth(values),
+        bandwidth=values.quantity("replica_bandwidth", "500M or 2G", "KMGT", "(?:i?B)?(?:/s)?"),
         streams=_streams(values),
         own_directory=bool(values.text("run_dir")),
         # A scheduler gives the address of its first node. Machines that the user numbers may meet at any address.
@@ -166,14 +164,3 @@ def _streams(values: Values) -> int | None:
     if streams is not None and streams > MAX_PARTS:
         raise values.refuse("replica_streams", "too many", f"write a number from 1 to {MAX_PARTS}")
     return streams
-
-
-def _bandwidth(values: Values) -> int | None:
-    text = values.text("replica_bandwidth")
-    if not text:
-        return None
-    match = _SIZE.fullmatch(text.strip())
-    rate = 0 if match is None else int(float(match[1]) * _FACTORS[match[2].upper()])
-    if rate < 1:
-        raise values.refuse("replica_bandwidth", "not a number of bytes per second", "write for example 500M or 2G")
-    return rate

@@ -11,6 +11,7 @@ from deadpool_run.agent.numa import BindingMode
 from deadpool_run.agent.records import script_copy
 from deadpool_run.agent.spec import DEFAULT_PRELOAD, LaunchSpec, Mode, StartMethod, Streams, Target
 from deadpool_run.cli.cluster.nodes import cluster, host_of, shape
+from deadpool_run.cli.cluster.observers import chaos_plan, metrics_address, repair_command
 from deadpool_run.cli.options import accepted_only
 from deadpool_run.cli.options.machine import Surroundings
 from deadpool_run.cli.options.resolve import Values, parse_duration_s
@@ -40,6 +41,7 @@ def plan(values: Values, argv: tuple[str, ...], here: Surroundings) -> Launch:
     durable = _durable(values)
     keep_runs = values.optional_count("keep_runs", 0)
     start_method = _start_method(values, here.environment)
+    devices = here.gpus if here.gpus >= ranks else 0  # fewer are shared, or not used
     settings = Settings(
         world_size=ranks * wanted.nodes,
         nodes=wanted.nodes,
@@ -77,11 +79,16 @@ def plan(values: Values, argv: tuple[str, ...], here: Surroundings) -> Launch:
         duplicate_stderr_filters=split_needles(values.text("duplicate_stderr_filters")),
         snapshot_memory=values.nbytes("snapshot_memory") or 0,
         verbose=values.flag("verbose"),
+        json_log=values.choice("log_format", ("text", "json")) == "json",
+        metrics=metrics_address(values),
+        on_repair=repair_command(values),
+        chaos=chaos_plan(values, settings, run_id),
         role=values.text("role"),
         start_method=start_method,
         preload=tuple(dict.fromkeys((*DEFAULT_PRELOAD, *values.words("preload")))),
         python=here.environment.get("PYTHON_EXEC") or sys.executable,
-        cpus=_cpus(values, ranks, here),
+        devices=devices,
+        cpus=_cpus(values, max(ranks, devices), here),
         virtual_local_rank=values.flag("virtual_local_rank"),
         signals_to_handle=_signals(values),
         hang_timeout_s=values.seconds("hang_timeout", or_zero=True),
@@ -93,6 +100,13 @@ def plan(values: Values, argv: tuple[str, ...], here: Surroundings) -> Launch:
         notes.append(
             "if one of two machines loses its power or its link, both stop: with --authority, or with a third machine as "
             "a spare, one continues"
+        )
+    if settings.hot_spares and settings.spares and devices == ranks:
+        notes.append(
+            f"--spare-mode hot: each of the {devices} GPUs of this machine has a rank, so its spares do not rehearse ahead of need; "
+            f"with --nproc-per-node {devices - 1}, one GPU is free for a spare"
+            if devices > 1
+            else "--spare-mode hot: the GPU of this machine has a rank, so its spares do not rehearse ahead of need"
         )
     return Launch(spec, tuple(notes))
 

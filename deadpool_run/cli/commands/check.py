@@ -11,7 +11,7 @@ import typer
 from deadpool_run.cli.check.plan import LEAST_STEPS, fault_count
 from deadpool_run.cli.commands.script import refuse_missing_script
 from deadpool_run.cli.options.parameters import Target, with_options
-from deadpool_run.cli.options.resolve import parse_duration_s
+from deadpool_run.cli.options.resolve import duration_s
 from deadpool_run.cli.options.table import BY_NAME
 from deadpool_run.errors import UsageError
 
@@ -74,9 +74,7 @@ def check(  # noqa: PLR0913 - one parameter for each option
         raise UsageError("no script to check\nrun `deadpool-run check [OPTIONS] SCRIPT [ARGS]...`")
     if not job["module"]:
         refuse_missing_script(target[0])
-    timeout_s = parse_duration_s(timeout)
-    if not timeout_s:
-        raise UsageError(f"--timeout {timeout!r}: not a duration\nwrite for example 90s, 30m or 2h")
+    timeout_s = duration_s("--timeout", timeout)
     fault_count(faults, 1)  # refuse a bad number before the first run
     from deadpool_run.cli.check.campaign import check_script  # noqa: PLC0415 - help does without rich and the agent
     from deadpool_run.cli.check.run import CheckRunner  # noqa: PLC0415 - as above

@@ -10,12 +10,12 @@ from typing import Annotated
 import typer
 
 from deadpool_run.agent.console import tell
-from deadpool_run.cli.options.resolve import parse_duration_s
+from deadpool_run.cli.options.resolve import duration_s
 from deadpool_run.cli.runs.find import Run, RunDir, RunId, RunState, connect_run, find_run, run_at
 from deadpool_run.errors import NoSuchRunError, UsageError
 
 _TIMED_OUT = 124
-"""As of timeout(1)."""
+"""The exit code of timeout(1)."""
 _UNKNOWN = 1
 
 
@@ -54,10 +54,8 @@ def wait(
     run_dir: RunDir = None,
     run_id: RunId = None,
 ) -> None:
-    """Wait until a run has ended, and exit with its exit code. Of a run that has ended it is known at once."""
-    timeout_s = parse_duration_s(timeout) if timeout else None
-    if timeout and timeout_s is None:
-        raise UsageError(f"--timeout {timeout!r}: not a duration\nwrite for example 90s or 2h")
+    """Wait until a run has ended, and exit with its exit code: at once, if it has ended already."""
+    timeout_s = duration_s("--timeout", timeout, "does not wait") if timeout else None
     run = find_run(run_dir, run_id, os.environ)
     if not _wait(run, timeout_s):
         tell(f"run {run.name} has not ended within {timeout}")

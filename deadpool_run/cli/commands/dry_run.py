@@ -38,13 +38,14 @@ def describe(spec: LaunchSpec, notes: Sequence[str], values: Values, outer: Mapp
 
     `free` is what snapshots and copies may take on this machine, in bytes.
     """
+    machines = _machines(values, spec)
     logs = "none" if spec.log_dir == LOGS_OFF else spec.log_dir or spec.run_dir / "logs"
     parts = (
         ("options", set_lines(values)),
         ("notes", notes),
         ("run", (f"run id         {spec.run_id}", f"run directory  {spec.run_dir}", f"logs           {logs}")),
-        ("ranks and spares", _map_lines(spec) if spec.cluster is None else _node_lines(values, spec)),
-        ("memory for snapshots and copies", _memory_lines(values, spec, free)),
+        ("ranks and spares", outline(spec.settings, machines) if spec.cluster else _map_lines(spec)),
+        ("memory for snapshots and copies", _memory_lines(values, spec, machines, free)),
         ("command of a worker", (_command_line(spec),)),
         ("environment of rank 0 (beyond what is inherited)", _environment_lines(spec, outer)),
     )
@@ -83,11 +84,6 @@ def _map_lines(spec: LaunchSpec) -> Iterator[str]:
         yield "no spares: a lost rank is started again"
 
 
-def _node_lines(values: Values, spec: LaunchSpec) -> Iterator[str]:
-    """Yield the map of machines."""
-    yield from outline(spec.settings, _machines(values, spec))
-
-
 def _machines(values: Values, spec: LaunchSpec) -> list[NodeRecord]:
     """Return the machines in order of arrival, each in its own failure domain."""
     if spec.cluster is None:
@@ -97,12 +93,12 @@ def _machines(values: Values, spec: LaunchSpec) -> list[NodeRecord]:
     return [NodeRecord(name, Place(name=name), at) for at, name in enumerate(names)]
 
 
-def _memory_lines(values: Values, spec: LaunchSpec, free: int) -> Iterator[str]:
+def _memory_lines(values: Values, spec: LaunchSpec, machines: Sequence[NodeRecord], free: int) -> Iterator[str]:
     limit = spec.snapshot_memory
     room = Room(free, "what is free now, less a reserve; the ranks themselves need memory too")
     if 0 < limit < free:
         room = Room(limit, "--snapshot-memory")
-    yield from lines(spec.settings, _machines(values, spec), room, values.quantity("simulate_parameters"))
+    yield from lines(spec.settings, machines, room, values.quantity("simulate_parameters", "350M or 7B"))
 
 
 def _command_line(spec: LaunchSpec) -> str:

@@ -5,64 +5,20 @@ import random
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
 
 from deadpool_run.agent.console import tell
-from deadpool_run.cli.options.resolve import parse_duration_s
+from deadpool_run.cli.options.resolve import duration_s
 from deadpool_run.cli.runs.find import RunDir, RunId, connect_run
 from deadpool_run.core.injection import HANGS, KillHow
 from deadpool_run.errors import UsageError
 from deadpool_run.view.client import ControlClient, ControlRefusedError
 from deadpool_run.view.health import Status, ready_spares
+from deadpool_run.view.victims import ACTIVITIES, REPAIRED_IN, Victims
 
-_ACTIVITIES = ("setup", "rehearsal", "step", "optimizer", "between", "drained", "restoring", "attaching")
 _LOOK_S = 0.1
-_ANSWERED = frozenset({"running", "repairing", "finishing"})
-"""Phases of a job in which a lost rank is replaced in place."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Target:
-    """What is to fail: one of these."""
-
-    rank: int | None
-    drawn: bool
-    node: str | None
-    spare: bool
-
-    def __post_init__(self) -> None:
-        if (self.rank is not None) + self.drawn + (self.node is not None) + self.spare != 1:
-            raise UsageError("name one of RANK, --random, --node and --spare\nfor example `deadpool-run kill-rank 1`")
-
-    def words(self) -> str:
-        """Return it in words."""
-        if self.rank is not None:
-            return f"rank {self.rank}"
-        if self.node is not None:
-            return f"all ranks of node {self.node}"
-        return "a spare" if self.spare else "a random rank"
-
-    def chosen(self, status: Status, draw: random.Random) -> list[Mapping[str, Any]]:
-        """Return the ranks or the spare that fail now. Raises `ControlRefusedError`."""
-        ranks = status.get("ranks", [])
-        if self.spare:
-            spares = ready_spares(status)
-            if not spares:
-                raise ControlRefusedError("no spare is ready now")
-            return [draw.choice(spares)]
-        if self.rank is not None and self.rank >= len(ranks):
-            raise ControlRefusedError(f"there is no rank {self.rank}: ranks are 0 to {len(ranks) - 1}")
-        if self.rank is not None:
-            return [ranks[self.rank]]
-        alive = [rank for rank in ranks if rank.get("pid") is not None]
-        found = [draw.choice(alive)] if self.drawn and alive else [rank for rank in alive if rank["node"] == self.node]
-        if not found:
-            names = sorted({str(rank.get("node")) for rank in ranks})
-            raise ControlRefusedError(f"no rank is on node {self.node}: nodes with ranks are {', '.join(names)}")
-        return found
 
 
 def kill_rank(  # noqa: PLR0913 - one parameter for each option
@@ -76,18 +32,18 @@ def kill_rank(  # noqa: PLR0913 - one parameter for each option
             "--how", help="Signal to send. exit: the process exits with code 1. hang: it lives and does nothing."
         ),
     ] = KillHow.SIGKILL,
-    at_random: Annotated[bool, typer.Option("--random", help="Kill a rank that is drawn.")] = False,
+    at_random: Annotated[bool, typer.Option("--random", help="Kill a random rank.")] = False,
     node: Annotated[str | None, typer.Option(metavar="NAME", help="Kill all ranks of this node.")] = None,
     spare: Annotated[bool, typer.Option("--spare", help="Kill a spare that is ready.")] = False,
     at_step: Annotated[
         int | None, typer.Option("--at-step", metavar="N", min=0, help="Wait until a rank has completed N steps.")
     ] = None,
     phase: Annotated[
-        str, typer.Option(metavar="|".join(_ACTIVITIES), help="Wait until the rank is seen in this phase.")
+        str, typer.Option(metavar="|".join(ACTIVITIES), help="Wait until the rank is seen in this phase.")
     ] = "",
     count: Annotated[int, typer.Option(metavar="N", min=1, help="Kill N times.")] = 1,
-    every: Annotated[str, typer.Option(metavar="TIME", help="Time between two of them.")] = "30s",
-    seed: Annotated[int | None, typer.Option(metavar="N", help="Seed of what is drawn.")] = None,
+    every: Annotated[str, typer.Option(metavar="TIME", help="Time between two kills.")] = "30s",
+    seed: Annotated[int | None, typer.Option(metavar="N", help="Seed of the random choices.")] = None,
     run_dir: RunDir = None,
     run_id: RunId = None,
     yes: Annotated[
@@ -95,13 +51,11 @@ def kill_rank(  # noqa: PLR0913 - one parameter for each option
     ] = False,
 ) -> None:
     """Kill a rank's process in a live run, to see it replaced. The run records the loss as injected."""
-    target = _Target(rank, at_random, node, spare)
-    every_s = parse_duration_s(every)
-    if every_s is None:
-        raise UsageError(f"--every {every!r}: not a duration\nwrite for example 30s")
-    if phase and (phase not in _ACTIVITIES or target.rank is None):
+    target = Victims(rank, at_random, node, spare)
+    every_s = duration_s("--every", every, "makes no pause")
+    if phase and (phase not in ACTIVITIES or target.rank is None):
         raise UsageError(
-            f"--phase {phase!r}: not one of its values, or without RANK\nwrite one of {', '.join(_ACTIVITIES)}"
+            f"--phase {phase!r}: not one of its values, or without RANK\nwrite one of {', '.join(ACTIVITIES)}"
         )
     draw = random.Random(seed)  # noqa: S311 - not for secrets
     with connect_run(run_dir, run_id, os.environ) as run:
@@ -117,7 +71,7 @@ def kill_rank(  # noqa: PLR0913 - one parameter for each option
             _kill(run, target.chosen(status, draw), how, spare=spare)
 
 
-def _agree(run: ControlClient, target: _Target, how: KillHow, status: Status, *, yes: bool) -> None:
+def _agree(run: ControlClient, target: Victims, how: KillHow, status: Status, *, yes: bool) -> None:
     """Ask on a terminal. Elsewhere refuse what would end the job, unless --yes is there."""
     if not target.spare and not ready_spares(status):
         tell("no spare is ready: the rank will be started again")
@@ -125,23 +79,20 @@ def _agree(run: ControlClient, target: _Target, how: KillHow, status: Status, *,
         return
     if sys.stdin.isatty() and sys.stderr.isatty():
         typer.confirm(f"Kill {target.words()} of {run.run_dir.name} with {how}?", abort=True, err=True)
-    elif not target.spare and status.get("phase") not in _ANSWERED:
+    elif not target.spare and status.get("phase") not in REPAIRED_IN:
         raise UsageError(
             f"the job is not protected now ({status.get('phase')}): the loss would start it again, or end it\n"
             "wait until `deadpool-run status` shows it running, or add --yes"
         )
 
 
-def _awaited(run: ControlClient, target: _Target, at_step: int | None, phase: str) -> Status:
+def _awaited(run: ControlClient, target: Victims, at_step: int | None, phase: str) -> Status:
     """Return the first status in which the step is reached and the rank is seen in the phase. Raises `ControlRefusedError`."""
     with ControlClient(run.run_dir) as viewer:
         for status in viewer.watch(_LOOK_S):
-            ranks = status.get("ranks", [])
-            concerned = [ranks[target.rank]] if target.rank is not None else ranks
-            reached = at_step is None or max((rank.get("step") or 0 for rank in concerned), default=0) >= at_step
-            if reached and (not phase or concerned[0].get("activity") == phase):
+            if target.reached(status, at_step or 0) and target.seen_in(status, phase):
                 return status
-    raise ControlRefusedError("the run ended before")
+    raise ControlRefusedError("the run ended before the step or phase was reached")
 
 
 def _kill(run: ControlClient, chosen: Sequence[Mapping[str, Any]], how: KillHow, *, spare: bool) -> None:
@@ -155,4 +106,4 @@ def _kill(run: ControlClient, chosen: Sequence[Mapping[str, Any]], how: KillHow,
             sys.stdout.write(f"rank {done['rank']}: worker {done['worker']} (pid {done['pid']}) {fate}\n")
     sys.stdout.flush()
     if how in HANGS:
-        tell("it is found when no rank has made progress for --hang-timeout")
+        tell("the process lives: the job finds it when no rank has made progress for --hang-timeout")

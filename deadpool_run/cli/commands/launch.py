@@ -8,7 +8,7 @@ from typing import Any
 
 import typer
 
-from deadpool_run.agent.console import tell
+from deadpool_run.agent.console import tell, write_json
 from deadpool_run.agent.spec import LaunchSpec
 from deadpool_run.cli.cluster import slurm_place
 from deadpool_run.cli.cluster.spec_builder import plan
@@ -58,6 +58,8 @@ def launch(*, target: Target = None, help_all: HelpAll = False, **given: str | b
     spec, notes = plan(values, tuple(target), here)
     spec = replace(spec, slurm=place)
     _set_color(values.choice("color", ("auto", "always", "never")))
+    if spec.json_log and not values.flag("dry_run"):
+        write_json(spec.run_id)
     check_target(spec)
     notes = (*_strays(target, os.environ), *notes)
     if place is not None and nodes:

@@ -1,4 +1,4 @@
-"""`deadpool-run logs` and `deadpool-run events`: what a run has written, live or ended."""
+"""`deadpool-run logs` and `deadpool-run events`: log files and journal of a run, live or ended."""
 
 import json
 import os
@@ -12,13 +12,12 @@ from typing import Annotated
 import typer
 
 from deadpool_run.agent.console import tell
-from deadpool_run.cli.runs.events import entries, texts, timed
+from deadpool_run.cli.runs.events import entries, journals_of, texts, timed
 from deadpool_run.cli.runs.find import Run, RunDir, RunId, RunState, find_run, run_at
 from deadpool_run.cli.runs.follow import follow
-from deadpool_run.coordinator.address import JOURNALS
 from deadpool_run.errors import NoSuchRunError
 
-Follow = Annotated[bool, typer.Option("-f", "--follow", help="Go on until the run ends.")]
+Follow = Annotated[bool, typer.Option("-f", "--follow", help="Continue until the run ends.")]
 _LOG = re.compile(r"attempt_([0-9]+)/([0-9]+)/(stdout|stderr)\.log")
 _STREAMS = {"out": ("stdout",), "err": ("stderr",), "both": ("stdout", "stderr")}
 
@@ -34,7 +33,7 @@ def logs(
     run_dir: RunDir = None,
     run_id: RunId = None,
 ) -> None:
-    """Show what workers have written to log files, of all processes that had a rank. Lines of several files have a prefix.
+    """Show the log files of all workers that had a rank. Lines of several files have a prefix.
 
     Output is in files if the run was started with --tee or --redirects. On several machines a rank is a local one, of this
     machine.
@@ -52,9 +51,9 @@ def logs(
     if not find() and not following:
         tell(f"no log files in {root}: output went to the console\n  start the run with --tee 3 to have both")
     for path, line in follow(find, lambda: _has_ended(run), wait=following):
-        attempt, local_rank, name = _parts(root, path)
+        attempt, local_rank = path.parts[-3].removeprefix("attempt_"), path.parts[-2]
         again = f"{attempt}:" if attempt != "0" else ""
-        prefix = f"[{again}{local_rank} {name}] " if rank is None or stream == "both" else ""
+        prefix = f"[{again}{local_rank} {path.stem}] " if rank is None or stream == "both" else ""
         sys.stdout.write(f"{prefix}{line}\n")
         if following:
             sys.stdout.flush()
@@ -69,7 +68,7 @@ def events(
     run_dir: RunDir = None,
     run_id: RunId = None,
 ) -> None:
-    """Show what happened in a run and what was decided: its journal, in words.
+    """Show the events and decisions of a run: its journal, in words.
 
     Times are local, and derived from the start of the run. On several machines the journals of all leaders are shown, as far
     as they are on this machine.
@@ -77,9 +76,7 @@ def events(
     run = find_run(run_dir, run_id, os.environ)
 
     def find() -> list[Path]:
-        return sorted(
-            {*run.path.glob(JOURNALS), *run.path.glob(f"node-*/{JOURNALS}")}, key=lambda path: path.stat().st_ctime
-        )
+        return journals_of(run.path)
 
     if not find() and not following:
         raise NoSuchRunError(f"{run.path}: there is no journal\n`deadpool-run ls` lists the runs of this machine")
@@ -124,9 +121,3 @@ def _log_files(root: Path, rank: int | None, streams: tuple[str, ...]) -> Iterat
         match = _LOG.fullmatch(str(path.relative_to(root)))
         if match and match[3] in streams and (rank is None or int(match[2]) == rank):
             yield (int(match[1]), int(match[2]), match[3]), path
-
-
-def _parts(root: Path, path: Path) -> tuple[str, str, str]:
-    match = _LOG.fullmatch(str(path.relative_to(root)))
-    assert match is not None
-    return match[1], match[2], match[3]

@@ -14,10 +14,10 @@ import typer
 from deadpool_run.agent.console import tell
 from deadpool_run.agent.records.old_runs import ended_runs, remove_run
 from deadpool_run.cli.options.machine import state_dir
-from deadpool_run.cli.options.resolve import parse_duration_s
+from deadpool_run.cli.options.resolve import duration_s
 from deadpool_run.cli.runs.find import Run, RunState, all_runs, run_at
 from deadpool_run.errors import NoSuchRunError, UsageError
-from deadpool_run.text import age, printable
+from deadpool_run.text import age, counted, printable
 from deadpool_run.view.client import ControlClient
 
 _COLUMNS = ("run", "state", "started", "ranks", "step", "end")
@@ -58,33 +58,27 @@ def prune(
 
     Live runs, runs in other places (--run-dir) and durable checkpoints stay.
     """
-    age_s = parse_duration_s(older_than)
-    if age_s is None:
-        raise UsageError(f"--older-than {older_than!r}: not a duration\nwrite for example 12h or 7d")
+    age_s = duration_s("--older-than", older_than, "takes all")
     folder, before = state_dir(os.environ), datetime.now(UTC) - timedelta(seconds=age_s)
     found = [path for path in (ended_runs(folder) if folder.is_dir() else [])[keep:] if _ended_before(path, before)]
-    for path in found:
-        sys.stdout.write(f"{path}\n")
+    sys.stdout.writelines(f"{path}\n" for path in found)
+    runs = counted(len(found), "run")
     if not found or dry_run:
-        tell("no ended run to remove" if not found else f"{_runs(len(found))} would be removed")
+        tell(f"{runs} would be removed" if found else "no ended run to remove")
         return
     if not yes:
         if not (sys.stdin.isatty() and sys.stderr.isatty()):
-            raise UsageError(f"{_runs(len(found))} would be removed\nadd --yes to remove without a question")
-        typer.confirm(f"Remove {_runs(len(found))}, with their logs?", abort=True, err=True)
+            raise UsageError(f"{runs} would be removed\nadd --yes to remove without a question")
+        typer.confirm(f"Remove {runs}, with their logs?", abort=True, err=True)
     for path in found:
         try:
             remove_run(path)
         except OSError as error:
-            tell(f"{path}: {error.strerror}: what is left in it is not ours, or not yours to remove")
-
-
-def _runs(count: int) -> str:
-    return f"{count} run{'' if count == 1 else 's'}"
+            tell(f"{path}: {error.strerror}: other files stay in it, or you may not remove them")
 
 
 def _ended_before(path: Path, moment: datetime) -> bool:
-    """Return whether a run had ended by then. Of a killed run only its start is known."""
+    """Return whether a run had ended by then. A killed run has no end, so its start counts."""
     record = run_at(path).record
     try:
         return datetime.fromisoformat(str(record.get("ended") or record.get("started"))) <= moment

@@ -1,5 +1,6 @@
 """Checks before a launch: the script is there, is Python, and got no option that looks like one of ours."""
 
+import contextlib
 import os
 import re
 import shutil
@@ -14,7 +15,7 @@ from deadpool_run.cli.options.resolve import option_of
 from deadpool_run.errors import UsageError
 
 COMMANDS = (
-    *("check", "ls", "status", "logs", "events", "stack", "stop", "wait", "kill-rank"),
+    *("check", "ls", "status", "logs", "events", "report", "stack", "stop", "wait", "kill-rank"),
     *("drain", "prune", "doctor", "config show", "env"),
 )
 _SYNONYMS = {
@@ -87,7 +88,7 @@ def refuse_missing_module(name: str) -> None:
 
 
 def misplaced(argv: Sequence[str]) -> Iterator[str]:
-    """Yield a note about options of ours that are behind the script, and so are passed to it."""
+    """Yield a note about options of ours that come after the script, and so are passed to it."""
     flags = [word.partition("=")[0] for word in argv[1:] if word.startswith("--")]
     found = [flag for flag in dict.fromkeys(flags) if option_of(flag) in OWN_NAMES]
     if found:
@@ -95,11 +96,9 @@ def misplaced(argv: Sequence[str]) -> Iterator[str]:
 
 
 def _is_program(path: Path) -> bool:
-    try:
-        with path.open("rb") as file:
-            return file.read(len(_ELF)) == _ELF
-    except OSError:
-        return False
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        return file.read(len(_ELF)) == _ELF
+    return False
 
 
 def _advice(path: Path) -> str:

@@ -1,4 +1,4 @@
-"""`deadpool-run stack`: what the threads of a worker do now."""
+"""`deadpool-run stack`: the stacks of a worker's threads."""
 
 import os
 import sys
@@ -23,9 +23,9 @@ def stack(
     run_dir: RunDir = None,
     run_id: RunId = None,
 ) -> None:
-    """Print the Python stacks of all threads of a rank's worker, without stopping it: where it waits, or hangs.
+    """Print the Python stacks of all threads of a rank's worker, without stopping it. They show where it waits or hangs.
 
-    It works on the rank's machine, also while a C function keeps the interpreter.
+    Run it on the rank's machine. It works also while a C function keeps the interpreter.
     """
     with connect_run(run_dir, run_id, os.environ) as client:
         status = client.ask({"do": "status"})
@@ -50,7 +50,7 @@ def stack(
 
 
 def _node(client: ControlClient, status: Mapping[str, Any]) -> str | None:
-    """Return the node that this machine is in a run of several; None in a run of one."""
+    """Return the name of this machine's node; None in a run of one machine."""
     leader = status.get("coordinator")
     if not leader:
         return None

@@ -129,7 +129,7 @@ def xdg_dir(environment: Mapping[str, str], variable: str, below_home: str) -> P
 
 
 def read_token(path: Path) -> bytes:
-    """Return the token of a file that nobody else can read. Raises `UsageError`."""
+    """Return the token of a file that no other user can read. Raises `UsageError`."""
     what = f"token file {path}"
     try:
         with path.open("rb") as file:
@@ -146,7 +146,7 @@ def _long_enough(token: bytes, what: str, command: str) -> bytes:
     """Refuse a token that can be guessed. `command` makes another one, with the place of the random part as `{}`."""
     if len(token) < _MIN_TOKEN_BYTES:
         raise UsageError(
-            f"{what} has {len(token)} bytes: at least {_MIN_TOKEN_BYTES} are needed, so that nobody can guess it\n"
+            f"{what} has {len(token)} bytes: at least {_MIN_TOKEN_BYTES} are needed, so that it cannot be guessed\n"
             f"make a random one and give it to every machine: {command.format('openssl rand -hex 32')}"
         )
     return token

@@ -18,7 +18,6 @@ _SIZE = re.compile(rf"([0-9]+(?:\.[0-9]+)?) ?([{_PREFIXES}])(i?B|)", re.IGNORECA
 _DURATION = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+) ?(ms|s|m|h|d)?")
 _UNITS_S: Mapping[str | None, float] = {"ms": 1e-3, None: 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _DURATION_ADVICE = "write seconds, such as 30 or 0.5, or a unit: 90s, 10m, 1.5h"
-_QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]+)?)([KMBT]?)", re.IGNORECASE)
 DEFAULT = "default"
 HELP_WORDS = frozenset({"--help", "--help-all"})
 DETECTED = "Slurm"
@@ -114,6 +113,15 @@ def parse_duration_s(text: str) -> float | None:
     return None if match is None else float(match[1]) * _UNITS_S[match[2]]
 
 
+def duration_s(where: str, text: str, zero: str = "") -> float:
+    """Return a positive duration in seconds. `zero` says what 0 does, where it is allowed. Raises `UsageError`."""
+    seconds = parse_duration_s(text)
+    if seconds is not None and (0 < seconds < float("inf") or (zero and seconds == 0)):
+        return seconds
+    why = "not a duration" if seconds is None else "not a positive duration"
+    raise UsageError(f"{where} {text!r}: {why}\n{_DURATION_ADVICE}" + (f"; 0 {zero}" if zero else ""))
+
+
 def resolve(
     given: Mapping[str, str | bool | None],
     environment: Mapping[str, str],
@@ -180,9 +188,11 @@ class Values:
 
     def refuse(self, name: str, why: str, advice: str) -> UsageError:
         """Return the error for an option's value."""
-        value = self._values[name]
-        where = value.source if value.source in {BY_NAME[name].flag, DEFAULT} else f"{value.source}: {name}"
-        return UsageError(f"{where} {value.text!r}: {why}\n{advice}")
+        return UsageError(f"{self._where(name)} {self.text(name)!r}: {why}\n{advice}")
+
+    def _where(self, name: str) -> str:
+        source = self._values[name].source
+        return source if source in {BY_NAME[name].flag, DEFAULT} else f"{source}: {name}"
 
     def text(self, name: str) -> str:
         """Return the text."""
@@ -213,13 +223,7 @@ class Values:
 
     def seconds(self, name: str, *, or_zero: bool = False) -> float:
         """Return a positive duration in seconds; with `or_zero` also 0."""
-        seconds = parse_duration_s(self.text(name))
-        advice = _DURATION_ADVICE + ("; 0 disables it" if or_zero else "")
-        if seconds is None:
-            raise self.refuse(name, "not a duration", advice)
-        if not 0 < seconds < float("inf") and not (or_zero and seconds == 0):
-            raise self.refuse(name, "not a positive duration", advice)
-        return seconds
+        return duration_s(self._where(name), self.text(name), "disables it" if or_zero else "")
 
     def nbytes(self, name: str) -> int | None:
         """Return a size in bytes; None if the option is empty. As in Slurm's `--mem`, a G is a GiB; a GB is 10^9 bytes."""
@@ -236,15 +240,15 @@ class Values:
             raise self.refuse(name, "too small", "write for example 8GiB or 500MB")
         return size
 
-    def quantity(self, name: str) -> int | None:
-        """Return a number with or without K, M, B or T (10^9 is 1B); None if the option is empty."""
+    def quantity(self, name: str, example: str, units: str = "KMBT", suffix: str = "") -> int | None:
+        """Return a number, with or without one of the units: 10^3, 10^6 ...; None if the option is empty."""
         text = self.text(name)
         if not text:
             return None
-        match = _QUANTITY.fullmatch(text.strip())
-        number = 0 if match is None else int(float(match[1]) * 1000 ** " KMBT".index(match[2].upper() or " "))
+        match = re.fullmatch(rf"([0-9]+(?:\.[0-9]+)?)([{units}]?){suffix}", text.strip(), re.IGNORECASE)
+        number = 0 if match is None else int(float(match[1]) * 1000 ** f" {units}".index(match[2].upper() or " "))
         if number < 1:
-            raise self.refuse(name, "not a number from 1", "write for example 350M or 7B")
+            raise self.refuse(name, "not a number from 1", f"write for example {example}")
         return number
 
     def choice(self, name: str, choices: Sequence[str]) -> str:

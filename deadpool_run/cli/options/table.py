@@ -54,6 +54,11 @@ _SPARES = group(
         "MODULES",
         "Modules, separated by commas, that the fork server imports once for all workers, in addition to torch.",
     ),
+    Option(
+        "chaos",
+        "PLAN",
+        'Rehearsal: inject faults, and print a verdict at the end. PLAN is a YAML file, or words such as "kill every 60s".',
+    ),
     torchrun=False,
 )
 
@@ -160,6 +165,22 @@ _LOGS = group(
         "auto|always|never",
         "Colour of deadpool-run's own messages. auto respects NO_COLOR and FORCE_COLOR.",
         default="auto",
+    ),
+    Option(
+        "log_format",
+        "text|json",
+        "Form of deadpool-run's own lines on stderr. json: an object on each line. Output of workers stays as it is.",
+        default="text",
+    ),
+    Option(
+        "metrics_port",
+        "[HOST:]PORT",
+        "Serve metrics for Prometheus at http://HOST:PORT/metrics, on the machine that leads. Needs `deadpool-run[metrics]`. HOST is 127.0.0.1 unless set. Default: no metrics.",
+    ),
+    Option(
+        "on_repair",
+        "COMMAND",
+        "Program with arguments to run after each repair, without a shell. Variables DEADPOOL_INCIDENT_... describe the repair. It may take 60 s; the job does not wait.",
     ),
     Option(
         "verbose", None, "Print every decision, and the milliseconds of each phase of a repair. `status` has them too."

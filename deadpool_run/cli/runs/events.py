@@ -1,12 +1,14 @@
-"""The journal of a run as lines for people. Pure, except for reading its file."""
+"""The journal of a run as lines for people. Pure, except for finding its files."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime, timedelta
-from signal import Signals
+from pathlib import Path
 from typing import Any
 
 from deadpool_run.agent.records.incident_line import short_line
+from deadpool_run.coordinator.address import JOURNALS
 from deadpool_run.core.effects import Incident
+from deadpool_run.core.recovery.shutdown import describe_exit
 from deadpool_run.errors import ProtocolError
 from deadpool_run.text import printable
 from deadpool_run.wire.typed import from_plain, parse
@@ -23,16 +25,16 @@ _EVENTS: Mapping[str, str] = {
     "WorkerStartFailed": "worker {worker} could not be started: {reason}",
     "SetupCompleted": "worker {worker} entered its step loop",
     "WorkerRaised": "worker {worker} raised {kind}: {message}",
-    "JobRefused": "worker {worker} refused to go on: {message}",
+    "JobRefused": "worker {worker} refused to continue: {message}",
     "LoopBypassed": "worker {worker} updates weights outside the step loop",
     "DrainFailed": "worker {worker} could not drain its step: {message}",
     "AttachFailed": "worker {worker} could not connect: {message}",
     "CollectiveFailed": "a collective of worker {worker} failed: {message}",
     "LoopFinished": "worker {worker} completed its last step, {version}",
     "WorkerHung": "worker {worker} hangs: {reason}",
-    "KillRequested": "a user has rank {rank} killed ({how})",
+    "KillRequested": "a user kills rank {rank} ({how})",
 }
-"""Texts of events. Others say nothing to people."""
+"""Texts of events. Other events are not shown."""
 _EFFECTS: Mapping[str, str] = {
     "AssignRank": "worker {worker} takes rank {rank} in epoch {epoch}",
     "ReEnter": "worker {worker} runs its script again",
@@ -40,6 +42,12 @@ _EFFECTS: Mapping[str, str] = {
     "SetCaptureInterval": "worker {worker} takes a snapshot every {interval} steps",
     "StopJob": "the job ended with exit code {exit_code}: {reason}",
 }
+
+
+def journals_of(run_dir: Path) -> list[Path]:
+    """Return the journals of a run that are on this machine, those of all leaders, the oldest first."""
+    found = {*run_dir.glob(JOURNALS), *run_dir.glob(f"node-*/{JOURNALS}")}
+    return sorted(found, key=lambda path: path.stat().st_ctime)
 
 
 def entries(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
@@ -68,13 +76,13 @@ def timed(
 
 
 def texts(entry: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the lines that an entry is worth: its event, then the decisions."""
+    """Yield the lines for an entry: its event, then the decisions."""
     if "dropped" in entry:
         yield f"({entry['dropped']} entries are missing: the disk had stalled)"
         return
     event = entry.get("event") or {}
     if event.get("type") == "WorkerExited":
-        yield f"worker {event.get('worker')} {_exit(event)}"
+        yield f"worker {event.get('worker')} {describe_exit(event.get('code'), event.get('signal'))}"
     elif event.get("type") == "NodesLost":
         yield from (_filled(_EVENTS["NodeLost"], each) for each in event.get("losses", ()))
     elif event.get("type") in _EVENTS:
@@ -92,20 +100,13 @@ def _effect_texts(effect: Mapping[str, Any]) -> Iterator[str]:
             try:
                 yield short_line(from_plain(Incident, effect.get("incident")))
             except ProtocolError:
-                yield "a repair ended, which another version of deadpool-run has described"
+                yield "a repair ended; another version of deadpool-run wrote its details"
         case "AssignRank" if effect.get("replacement"):
             return  # the decision to replace says so
         case "BeginGeneration" if effect.get("generation"):
             yield f"the world starts again (generation {effect['generation']})"
         case str(kind) if kind in _EFFECTS:
             yield _filled(_EFFECTS[kind], effect)
-
-
-def _exit(event: Mapping[str, Any]) -> str:
-    number = event.get("signal")
-    if number is None:
-        return f"exited with code {event.get('code')}"
-    return f"was killed by {Signals(number).name if number in list(Signals) else f'signal {number}'}"
 
 
 def _filled(text: str, values: Mapping[str, Any]) -> str:

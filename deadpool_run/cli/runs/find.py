@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from deadpool_run.agent.records.old_runs import has_ended
-from deadpool_run.agent.records.run_record import records_of
+from deadpool_run.agent.records.run_record import last_leaders, records_of
 from deadpool_run.cli.options.machine import state_dir
 from deadpool_run.errors import NoSuchRunError, UsageError
 from deadpool_run.text import age, printable
@@ -89,9 +89,7 @@ class Run:
 
 def run_at(path: Path) -> Run:
     """Return the run of this directory. Its record is that of the last leader."""
-    records = records_of(path)
-    record = max(records, key=lambda each: (bool(each.get("leader", True)), each.get("term") or 0), default={})
-    return Run(path, record)
+    return Run(path, last_leaders(records_of(path)))
 
 
 def all_runs(environment: Mapping[str, str]) -> list[Run]:

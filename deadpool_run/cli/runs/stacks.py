@@ -20,7 +20,7 @@ class NoStackError(DeadpoolError):
 def stacks_of(pid: int | None) -> str:
     """Return the stacks of all threads of a worker, the most recent call first. Raises `NoStackError`."""
     if pid is None:
-        raise NoStackError("no worker holds it now")
+        raise NoStackError("no worker has this rank now")
     memory = _memory_of(pid)
     with memory.open("rb") as file:
         before = file.seek(0, os.SEEK_END)
@@ -44,27 +44,23 @@ def _memory_of(pid: int) -> Path:
     """Return the worker's memory for stacks. The signal would end a process that does not handle it."""
     process = Path("/proc") / str(pid)
     try:
-        caught = next(line for line in _lines(process / "status") if line.startswith("SigCgt:"))
+        status = (process / "status").read_text(encoding="utf-8", errors="replace").splitlines()
+        caught = next(line for line in status if line.startswith("SigCgt:"))
         if int(caught.split()[1], 16) >> (STACK_SIGNAL - 1) & 1:
             for handle in (process / "fd").iterdir():
                 if f"memfd:deadpool-{STACK_MEMORY}" in str(handle.readlink()):
                     return handle
-    except FileNotFoundError as error:
+    except (FileNotFoundError, ProcessLookupError) as error:
         raise NoStackError("its process has ended") from error
     except (OSError, StopIteration) as error:
-        raise NoStackError(f"its process cannot be looked at: {error}") from error
+        raise NoStackError(f"its process cannot be read: {error}") from error
     raise NoStackError("its process does not handle the request: it was started with spawn or --no-python")
 
 
 def _state(pid: int) -> str:
-    found = [
-        line.partition(":")[2].strip() for line in _lines(Path(f"/proc/{pid}/status")) if line.startswith("State:")
-    ]
-    return found[0] if found else "ended"
+    import psutil  # noqa: PLC0415 - help and status don't need it
 
-
-def _lines(path: Path) -> list[str]:
     try:
-        return path.read_text(encoding="utf-8", errors="replace").splitlines()
-    except ProcessLookupError as error:
-        raise FileNotFoundError(path) from error
+        return psutil.Process(pid).status()
+    except psutil.NoSuchProcess:
+        return "ended"

@@ -1,1 +1,1 @@
-"""Which versions are complete, and which nodes hold copies. Recovery and the handlers import it."""
+"""Complete versions, and the nodes that hold copies. Recovery and the handlers import it."""

@@ -96,20 +96,24 @@ def inherit(decision: Decision, holds: Mapping[NodeId, Iterable[Rank]]) -> None:
     The last coordinator may have had copies sent there without this one's knowing.
     """
     state = decision.state
-    found: list[list[NodeId]] = [[] for _ in state.seats]
+    found: list[tuple[NodeId, ...]] = [()] * len(state.seats)
     for node, ranks in holds.items():
         for rank in ranks:
             if not 0 <= rank < len(found):
                 continue  # of another world
             owner = state.owner(rank)
             if owner is None or owner.replacement or owner.node != node:
-                found[rank].append(node)
+                found[rank] += (node,)
     state.former_buddies = _joined(state.former_buddies, found)
 
 
 def _joined(*each: Sequence[Sequence[NodeId]]) -> tuple[tuple[NodeId, ...], ...]:
     """Return for each rank the nodes that any of these has; nothing if none has any."""
-    joined = tuple(tuple(dict.fromkeys(chain(*holders))) for holders in zip(*filter(None, each), strict=True))
+    alone, *others = [holders for holders in each if holders] or [()]
+    if others:
+        joined = tuple(tuple(dict.fromkeys(chain(*holders))) for holders in zip(alone, *others, strict=True))
+    else:
+        joined = tuple(tuple(dict.fromkeys(holders)) if len(holders) > 1 else tuple(holders) for holders in alone)
     return joined if any(joined) else ()
 
 

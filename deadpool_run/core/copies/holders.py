@@ -1,4 +1,4 @@
-"""What each rank can be restored to: its own versions, and copies in its node's vault or on other nodes."""
+"""The versions that each rank can be restored to: its own, and copies in its node's vault or on other nodes."""
 
 from collections.abc import Collection, Iterable, Sequence
 

@@ -1,1 +1,1 @@
-"""Who leads, and how a new leader takes over. The agent drives elections; the core handles takeovers."""
+"""The election of the leader, and takeovers. The agent drives elections; the core handles takeovers."""

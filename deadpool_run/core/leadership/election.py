@@ -107,7 +107,7 @@ def may_vote(agent: el.Agent, asked: el.VoteAsked, now: float) -> bool:
 
 
 def is_free(agent: el.Agent, asked: el.VoteAsked) -> bool:
-    """Tell whether it has voted for nobody else in the term, or in a larger one."""
+    """Tell whether it has not voted for another in the term, or in a larger one."""
     return asked.term > agent.promised or (asked.term, asked.candidate) == (agent.promised, agent.voted_for)
 
 

@@ -1,4 +1,4 @@
-"""What agents tell one another in an election, and what each of them knows. See `election`.
+"""The messages of an election, and the knowledge of each agent. See `election`.
 
 Agents send each other what is `Tagged`.
 """
@@ -15,11 +15,11 @@ NEVER, FOREVER = float("-inf"), float("inf")
 
 
 class ElectionRole(StrEnum):
-    """What an agent is to the others."""
+    """The role of an agent."""
 
     FOLLOWER = "follower"
     PRECANDIDATE = "precandidate"
-    """Asks who would vote for it. Nobody's term changes by that."""
+    """Asks the others whether they would vote for it. No term changes."""
     CANDIDATE = "candidate"
     ELECTED = "elected"
     """Has the votes, and decides nothing before a majority knows its configuration."""
@@ -29,14 +29,14 @@ class ElectionRole(StrEnum):
 
 
 class LogIndex(Untagged, order=True):
-    """How far a log is followed: the term of its last entry, and the number of entries."""
+    """The end of a followed log: the term of its last entry, and the number of entries."""
 
     term: int = 0
     entries: int = 0
 
 
 class Configuration(Untagged):
-    """Who votes, as the leader of `term` decided. `number` grows with each change, over terms too."""
+    """The voters, as the leader of `term` decided. `number` grows with each change, over terms too."""
 
     term: int
     number: int
@@ -226,7 +226,7 @@ class ResumeWorkers(Untagged):
 
 
 class Fence(Untagged):
-    """End every worker of this node, and obey nobody; only then close its connections."""
+    """End every worker of this node, and obey no leader; only then close its connections."""
 
     reason: str
 
@@ -247,7 +247,7 @@ Output = (
 
 @dataclass(frozen=True, slots=True)
 class Agent:
-    """What one agent knows of the others. Mappings are never changed in place."""
+    """One agent's knowledge of the others. Mappings are never changed in place."""
 
     me: NodeId
     timeout_s: float
@@ -314,4 +314,4 @@ class Agent:
 
 
 StepResult = tuple[Agent, tuple[Output, ...]]
-"""What the agent knows next, and what it is to do."""
+"""The agent's next knowledge, and its orders."""

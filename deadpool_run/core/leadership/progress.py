@@ -53,7 +53,7 @@ def _is_due_again(agent: el.Agent, now: float) -> bool:
 
 
 def _ask(agent: el.Agent, now: float) -> el.StepResult:
-    """Ask who would vote in a term that nobody has voted in yet; the authority only for the one after the leader's.
+    """Ask for promises of votes in a term without votes yet; the authority only for the one after the leader's.
 
     Who does not know the last leader must not get a later term than who does.
     """
@@ -118,7 +118,7 @@ def _take_over(agent: el.Agent, now: float) -> el.StepResult:
         agent, role=_R.LEADER, term=mine.term, lapsed_at=None, answered_at=dict.fromkeys(others, now), heartbeats={}
     )
     last = {each.leader for each in before} - {agent.me}
-    if len(last) != 1:  # somebody else was elected, and perhaps decided nothing: who led is not certain
+    if len(last) != 1:  # another was elected, and perhaps decided nothing: the leader is not certain
         return agent, (el.TakeOver(mine),)
     if last & agent.answers.keys():  # it follows, and its vote may be needed
         return agent, (el.TakeOver(mine),)
@@ -132,7 +132,7 @@ def _lead(agent: el.Agent, now: float) -> el.StepResult:
         if now < quorum.claim_at(agent) or not _is_due_again(agent, now):
             return agent, ()
         return replace(agent, asked_at=now), (el.AskAuthority(agent.term + 1, trial=True),)
-    if agent.lapsed_at is not None:  # and nobody else was elected
+    if agent.lapsed_at is not None:  # and no other was elected
         agent = replace(agent, lapsed_at=None, answered_at=dict.fromkeys(agent.answered_at, now))
     if len(agent.configurations) > 1:
         if quorum.have_majorities(agent, quorum.who_know(agent)):
@@ -146,7 +146,7 @@ def _lead(agent: el.Agent, now: float) -> el.StepResult:
 
 
 def _give_up(agent: el.Agent, now: float) -> el.StepResult:
-    """Lose a node that certainly ended, or that was silent for so long that its workers are stopped."""
+    """Lose a node that certainly ended, or that was silent until its workers were stopped."""
     is_fresh = now < quorum.authority_until(agent) - quorum.BLAME * agent.timeout_s
     for other, answered_at in agent.answered_at.items():
         if quorum.is_gone(agent, other):
@@ -175,7 +175,7 @@ def _why_alone(agent: el.Agent) -> str:
 
 
 def step_down(agent: el.Agent, now: float) -> el.Agent:
-    """Lead no more, and stop the workers. The agent may be elected again, if nobody else is."""
+    """Lead no more, and stop the workers. The agent may be elected again, if no other is."""
     lapsed_at = now if agent.lapsed_at is None else agent.lapsed_at
     return replace(
         agent,

@@ -1,4 +1,4 @@
-"""What an agent concludes from what it knows: majorities, authority, and when something is due."""
+"""An agent's conclusions: majorities, authority, and due times."""
 
 from collections.abc import Collection
 
@@ -10,26 +10,26 @@ SUSPEND = 0.9
 FENCE = 4.0
 """Without a leader; at least this long, since a paused machine counts from when it wakes."""
 BLAME = 0.5
-"""A leader gives nodes up only while it has authority for so long to come: else it may be the one that is cut off."""
+"""A leader gives nodes up only while it has authority for at least this long: else it may be the one that is cut off."""
 ASK_AGAIN = 0.1
 PATIENCE = 0.125
-"""A voter waits so much longer than the voter before it, that they do not all ask at once."""
+"""A voter waits this much longer than the voter before it, so that they do not all ask at once."""
 CANDIDACY = 0.5
 PROBE, SILENCE = 0.5, 1.5
-"""A leader without authority sends heartbeats for so long, and none for so long, in turn."""
+"""A leader without authority sends heartbeats for the first time, and none for the second, in turn."""
 PAUSE = 0.25
-"""Who is told of a deadline so late did not run for a while."""
+"""An agent that learns of a deadline this late did not run for a while."""
 
 
 def has_authority(agent: Agent, now: float) -> bool:
-    """Tell whether this agent leads, and nobody else can have been elected."""
+    """Tell whether this agent leads, and no other can have been elected."""
     return agent.role is ElectionRole.LEADER and now < authority_until(agent)
 
 
 def speaks(agent: Agent, now: float) -> bool:
     """Tell whether the leader sends heartbeats.
 
-    Without authority it tries to regain it. But where it is heard and hears nothing, nobody else is elected before it is silent.
+    Without authority it tries to regain it. But where it is heard and hears nothing, no other is elected before it is silent.
     """
     if agent.lapsed_at is None:
         return True
@@ -38,7 +38,7 @@ def speaks(agent: Agent, now: float) -> bool:
 
 
 def has_no_leader(agent: Agent, now: float) -> bool:
-    """Tell whether the leader ended, or was silent for so long that it lost this agent's share of its authority."""
+    """Tell whether the leader ended, or was silent until it lost this agent's share of its authority."""
     return is_gone(agent, agent.configuration.leader) or now >= agent.heard_at + agent.timeout_s
 
 
@@ -72,7 +72,7 @@ def have_majorities(agent: Agent, who: Collection[NodeId]) -> bool:
 
 
 def who_know(agent: Agent) -> set[NodeId]:
-    """Return who knows the newest configuration."""
+    """Return the agents that know the newest configuration."""
     newest = agent.configuration.number
     return {agent.me, *(other for other, known in agent.known.items() if known >= newest)}
 

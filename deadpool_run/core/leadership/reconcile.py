@@ -24,8 +24,8 @@ from deadpool_run.ids import Epoch, NodeId, Rank, Version, WorkerId
 
 _REPAIRED_IN = frozenset({JobPhase.RUNNING, JobPhase.REPAIRING})
 _OUTDATED = "it was given its rank by another coordinator, and is not needed"
-_PREPARING = "it was rehearsing ahead of need for another coordinator, and does not say again how far it came"
-_BESIDE_THE_LAST = "it was setting up beside the last coordinator's store, which is gone"
+_PREPARED = "it was rehearsing ahead of need for another coordinator, and does not say again how far it came"
+_OF_THE_LAST_STORE = "it was setting up with the last coordinator's store, which is gone"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class RankClaim:
 
 @dataclass(frozen=True, slots=True)
 class Truth:
-    """What the nodes found.
+    """The inventories of the nodes, compared with the records.
 
     `fallen` are the ranks' workers that are gone, `unrecorded` the living workers that were given a rank without its being
     known, and `found` every worker that is there, or was.
@@ -133,16 +133,17 @@ def _is_there(decision: Decision, member: Member, found: WorkerFound) -> None:
         decision.set_member(member.worker, rank=None, replacement=False, phase=MemberPhase.READY, since=decision.now)
     elif member.phase in PARKED and found.dismissed:
         decision.set_member(member.worker, phase=MemberPhase.DISMISSED, since=decision.now)
-    elif (
-        member.phase in PARKED
-        and found.preparing
-        and (member.phase is not MemberPhase.READY or member.prepared is None)
-    ):
-        decision.kill(member.worker, _PREPARING)
-    elif member.phase is MemberPhase.PREPARING:  # the order never arrived
-        decision.set_member(member.worker, phase=MemberPhase.READY, prepared=None, since=decision.now)
+    elif member.phase in PARKED and found.prepared and not _has_rehearsed(member):
+        decision.kill(member.worker, _PREPARED)
+    elif member.phase is MemberPhase.PREPARING:  # the order never arrived, or the spare is parked again
+        decision.set_member(member.worker, phase=MemberPhase.READY, prepared=None, place=None, since=decision.now)
     elif member.phase is MemberPhase.STARTING and found.ready:
         decision.set_member(member.worker, phase=MemberPhase.READY, since=decision.now, ready_at=decision.now)
+
+
+def _has_rehearsed(member: Member) -> bool:
+    """Tell whether the log has the spare's report that it rehearsed, and so as which rank."""
+    return member.phase is MemberPhase.READY and member.prepared is not None
 
 
 def _settle_rank(
@@ -171,7 +172,7 @@ def _settle_rank(
 
 
 def _repair(decision: Decision, truth: Truth, discarded: tuple[Epoch, Version], why: str) -> None:
-    """Recall everybody to one epoch, and ask anew who holds what of the ranks whose owners are gone."""
+    """Recall every member to one epoch, and ask again which nodes hold copies of the ranks whose owners are gone."""
     decision.state.repair = decision.state.repair or Repair(began_at=decision.now)
     for one in truth.fallen:
         repair.note_loss(decision, one)  # which is no attempt: it is the coordinator's node that failed, not the repair
@@ -194,14 +195,14 @@ def _repair(decision: Decision, truth: Truth, discarded: tuple[Epoch, Version], 
 
 
 def _end_unrehearsed(decision: Decision, truth: Truth) -> None:
-    """End replacements that set up beside a store that is gone: they would wait for it. Others take their ranks at once."""
+    """End replacements that set up with a store that is gone: they would wait for it. Others take their ranks at once."""
     for member in list(decision.state.owners()):
         if member.phase is MemberPhase.ENDING:
             continue
         found = truth.found[member.worker]
         sets_up = member.replacement and member.phase in (MemberPhase.REHEARSING, MemberPhase.RE_ENTERING)
         if not found.rehearsed and (found.reentering or sets_up):
-            end_orphan(decision, RankClaim(member.node, found), _BESIDE_THE_LAST)
+            end_orphan(decision, RankClaim(member.node, found), _OF_THE_LAST_STORE)
         elif found.reentering:  # it waits for its state, whatever was known of that
             decision.set_member(member.worker, phase=MemberPhase.REHEARSING, replacement=True, since=decision.now)
         elif member.phase is MemberPhase.UNWINDING:  # the order to do so never arrived
@@ -278,7 +279,7 @@ def _finish(decision: Decision, truth: Truth, discarded: tuple[Epoch, Version], 
 
 
 def _begin_again(decision: Decision, truth: Truth, why: str) -> None:
-    """Begin the world again: set-up cannot be replayed, and the store was beside the last coordinator."""
+    """Begin the world again: set-up cannot be replayed, and the store was on the last coordinator's node."""
     begun = any(found.rank >= 0 for found in truth.found.values())
     _end_orphans(decision, truth.unrecorded)
     allowed = restart.restarts_allowed(decision.settings, decision.state)

@@ -1,4 +1,4 @@
-"""Which agents vote: at most five, in different failure domains as far as possible. One changes at a time."""
+"""The choice of voters: at most five, in different failure domains as far as possible. One changes at a time."""
 
 from collections import Counter
 
@@ -7,7 +7,7 @@ from deadpool_run.ids import NodeId
 
 
 def wanted(nodes: int) -> int:
-    """Return how many of so many nodes vote. An even number survives no more losses than the odd one below it."""
+    """Return how many of these nodes vote. An even number survives no more losses than the odd one below it."""
     return nodes if nodes <= 2 else min(MAX_VOTERS, nodes - 1 + nodes % 2)
 
 

@@ -5,6 +5,7 @@ A fault of the library stops the job only when the rank's replacement meets it t
 
 from dataclasses import dataclass
 
+from deadpool_run.core import placement
 from deadpool_run.core.events import DrainFailed, WorkerRaised
 from deadpool_run.core.members import Member
 from deadpool_run.core.state import Raise, State
@@ -52,7 +53,7 @@ def evidence(state: State, member: Member, raised: WorkerRaised | DrainFailed) -
         message=raised.message if isinstance(raised, WorkerRaised) else raised.error,
         traceback=raised.traceback,
         place=(member.node, state.seats[member.rank].local_rank),
-        elsewhere=bool(ready - {member.node}),
+        elsewhere=bool(ready - {member.node} or placement.good_devices(state, member.node)),
         blame=raised.blame,
     )
 
@@ -70,7 +71,10 @@ def judge(raises: tuple[Raise, ...], new: Raise) -> FaultVerdict | None:
     for proves, describe in _PROOFS:
         old = next((old for old in others if proves(old, new)), None)
         if old is not None:
-            return FaultVerdict(describe(old, new), _both_tracebacks(old, new), ours=proves is _is_ours)
+            tracebacks = [
+                f"--- rank {one.rank}, worker {one.worker} ---\n{one.traceback.rstrip()}" for one in (old, new)
+            ]
+            return FaultVerdict(describe(old, new), "\n".join(tracebacks), ours=proves is _is_ours)
     return None
 
 
@@ -104,7 +108,7 @@ def _is_ours(old: Raise, new: Raise) -> bool:
     That is, if both have frames of ours, or if both workers ran our code and not their script, which can raise.
     What interrupts only a drain is mended by running the script again.
     """
-    if new.drained or new.blame is Blame.NOBODY or (old.rank, old.kind) != (new.rank, new.kind):
+    if new.drained or new.blame in (Blame.NOBODY, Blame.DEVICE) or (old.rank, old.kind) != (new.rank, new.kind):
         return False
     return old.blame is new.blame is Blame.OURS or {old.phase, new.phase} <= _HANDLED
 
@@ -136,19 +140,9 @@ def _describe_bug(first: Raise, second: Raise) -> str:
     )
 
 
-def _describe_rehearsal(_first: Raise, second: Raise) -> str:
-    return f"a replacement for rank {second.rank} cannot rehearse the script: {named(second)}"
-
-
 _PROOFS = (
     (_is_script_bug, _describe_bug),
     (_is_ours, _describe_ours),
-    (_is_unrehearsable, _describe_rehearsal),
+    (_is_unrehearsable, lambda _, new: f"a replacement for rank {new.rank} cannot rehearse the script: {named(new)}"),
 )
-"""What the exceptions of two workers can prove, and the words for it. The first that fits counts."""
-
-
-def _both_tracebacks(first: Raise, second: Raise) -> str:
-    return "\n".join(
-        f"--- rank {one.rank}, worker {one.worker} ---\n{one.traceback.rstrip()}" for one in (first, second)
-    )
+"""The proofs by the exceptions of two workers, and their words. The first that fits counts."""

@@ -1,11 +1,11 @@
-"""What the loss of a worker or of a node leads to, in each phase of the job."""
+"""The consequences of the loss of a worker or of a node, in each phase of the job."""
 
 from collections.abc import Mapping, Sequence
 from typing import assert_never
 
 from deadpool_run.core import effects as do
 from deadpool_run.core import events as ev
-from deadpool_run.core import places
+from deadpool_run.core import placement, places
 from deadpool_run.core.copies import buddies, holders
 from deadpool_run.core.decision import Decision
 from deadpool_run.core.members import Member
@@ -138,7 +138,8 @@ def _note_failures(decision: Decision, fallen: list[repair.LostRank]) -> None:
         node, local_rank = member.node, state.seats[member.held_rank].local_rank
         was_bad = places.is_bad(state, node, local_rank)
         places.note_failure(state, node, local_rank)
-        if len(state.nodes) > 1 and not was_bad and places.is_bad(state, node, local_rank):
+        has_others = len(state.nodes) > 1 or placement.good_devices(state, node)
+        if has_others and not was_bad and places.is_bad(state, node, local_rank):
             decision.announce(
                 f"place {local_rank} of node {state.nodes[node].place.name} is avoided",
                 f"{places.BAD_AFTER} workers failed there, and no step was completed between them",

@@ -140,14 +140,13 @@ def _seatings(decision: Decision, leaving: Collection[Member]) -> list[placement
 
 
 def _are_prepared(decision: Decision, leaving: Collection[Member]) -> bool:
-    """Have spares rehearse that have not; return whether all have done so, or cannot."""
+    """Have spares rehearse that have not; return whether all have done so, or cannot: they do so as the ranks move."""
     seatings = _seatings(decision, leaving)
     if seatings is None:
         return False
     unprepared = [] if decision.state.unpreparable else [each for each in seatings if each.member.prepared is None]
-    for seating in unprepared:
-        spare_pool.rehearse(decision, seating.member, seating.rank, seating.local_rank)
-    return not unprepared
+    begun = [spare_pool.rehearse(decision, each.member, each.rank, each.local_rank) for each in unprepared]
+    return not any(begun)
 
 
 def _ask(decision: Decision, relocation: Relocation) -> None:

@@ -15,6 +15,7 @@ from deadpool_run.core.members import Member
 from deadpool_run.core.recovery import blame, incidents, restart, shutdown
 from deadpool_run.core.state import Raise, Repair, all_attached
 from deadpool_run.core.transitions import MEMBER_TRANSITIONS, JobPhase, MemberPhase
+from deadpool_run.errors import Blame
 from deadpool_run.ids import Rank, Version
 
 UNCONNECTED = "communicators could not be built, but no worker was lost"
@@ -181,13 +182,14 @@ def recall(decision: Decision, member: Member) -> None:
     if not member.replacement:  # what a replacement's rank holds is known: its dead owner left it
         decision.set_seat(member.held_rank, held=None)
     if do.AbortStep in MEMBER_TRANSITIONS[member.phase]:
-        decision.set_member(member.worker, stepped=False, finished=None)
-        decision.order(do.AbortStep(member.worker, decision.state.epoch))
+        decision.order(do.AbortStep(member.worker, decision.state.epoch), stepped=False, finished=None)
 
 
 def drained(decision: Decision, member: Member, event: ev.SurvivorDrained) -> None:
     """Note what a survivor holds."""
-    decision.set_seat(member.held_rank, held=holders.held_by_survivor(event), copies={}, asked=frozenset())
+    seat = decision.set_seat(member.held_rank, held=holders.held_by_survivor(event))
+    if seat.copies or seat.asked:
+        decision.set_seat(seat.rank, copies={}, asked=frozenset())
     _note_completed(decision, event.completed)
 
 
@@ -207,7 +209,7 @@ def drain_failed(decision: Decision, event: ev.DrainFailed) -> None:
     if event.kind and member.rank is not None and weigh(decision, blame.evidence(decision.state, member, event)):
         return
     why = f"its interrupted step could not be drained: {event.message}"
-    if event.again and can_reenter(member):
+    if event.again and can_reenter(member) and event.blame is not Blame.DEVICE:
         reenter(decision, member, why)
     else:
         decision.end(member, why)
@@ -217,6 +219,8 @@ def weigh(decision: Decision, new: Raise) -> bool:
     """Take an exception as evidence. If it proves that other workers would fail too, stop the job and return True."""
     known = decision.state.raises
     verdict = blame.judge(known, new)
+    if new.blame is Blame.DEVICE:
+        _avoid_device(decision, new)
     decision.state.raises = (*known, new)[-blame.MAX_EVIDENCE :]
     if not decision.state.managed:
         return False
@@ -229,6 +233,14 @@ def weigh(decision: Decision, new: Raise) -> bool:
     decision.announce(verdict.tracebacks, verdict.why, ours=verdict.ours)
     shutdown.stop(decision, 1, verdict.why)
     return True
+
+
+def _avoid_device(decision: Decision, failed: Raise) -> None:
+    node, local_rank = failed.place
+    if not places.is_bad(decision.state, node, local_rank):
+        places.condemn(decision.state, node, local_rank)
+        where = f"GPU {local_rank} of node {decision.state.nodes[node].place.name}"
+        decision.announce(f"{where} failed, and is avoided", blame.named(failed))
 
 
 def can_reenter(member: Member) -> bool:
@@ -363,5 +375,4 @@ def _attach(decision: Decision) -> None:
         return
     decision.repair.restored_at = decision.now
     for member in decision.state.in_phase(_M.RESTORED):
-        decision.set_member(member.worker, stepped=False)
-        decision.order(do.AttachGroups(member.worker, decision.state.epoch))
+        decision.order(do.AttachGroups(member.worker, decision.state.epoch), stepped=False)

@@ -15,7 +15,7 @@ UNREAPED_S = 30.0
 ECHO_S = 3.0
 """On several nodes, a second request to stop counts only this time after the first."""
 KILLS = 2
-"""How often a process gets SIGKILL before it is left behind."""
+"""How often a process gets SIGKILL before it is abandoned."""
 
 
 def describe_exit(code: int | None, signal: int | None) -> str:
@@ -61,7 +61,7 @@ def _is_echo(decision: Decision) -> bool:
 
 
 def unreaped(decision: Decision, member: Member) -> None:
-    """Leave behind a killed process that does not end, and count its place as bad. It runs no code of the script any more."""
+    """Abandon a killed process that does not end, and count its place as bad. It runs no code of the script any more."""
     why = f"worker {member.worker} (pid {member.pid}) was killed but does not end: it may hang in the kernel"
     if decision.state.phase is not JobPhase.STOPPING:
         decision.announce(f"worker {member.worker} is left behind", why)

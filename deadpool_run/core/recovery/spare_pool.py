@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterator
 
 from deadpool_run.core import effects as do
 from deadpool_run.core import events as ev
-from deadpool_run.core import places
+from deadpool_run.core import placement, places
 from deadpool_run.core.counters import LEAVING
 from deadpool_run.core.decision import Decision
 from deadpool_run.core.members import Member
@@ -24,7 +24,10 @@ def heal(decision: Decision) -> None:
     state = decision.state
     if state.phase not in _HEALED_IN:
         return
-    missing = _missing(decision.settings, state, _to_look_at(decision))
+    nodes = _to_look_at(decision)
+    if not nodes:
+        return
+    missing = _missing(decision.settings, state, nodes)
     crashing = sorted({node for node in missing if places.is_crashing(state, node, decision.now)})
     for node in missing:
         if node not in crashing:
@@ -50,7 +53,10 @@ def _to_look_at(decision: Decision) -> Collection[NodeId]:
 
 
 def prepare(decision: Decision) -> None:
-    """Have one spare of each node at a time rehearse ahead of need: the others can be given a rank meanwhile."""
+    """Have one spare of each node at a time rehearse ahead of need: the others can be given a rank meanwhile.
+
+    On a node with GPUs it rehearses on one that no rank uses, and spares for which there is none stay parked.
+    """
     state = decision.state
     if not decision.settings.hot_spares or state.unpreparable or state.phase is not JobPhase.RUNNING:
         return
@@ -63,12 +69,20 @@ def prepare(decision: Decision) -> None:
             _prepare(decision, member)
 
 
-def rehearse(decision: Decision, member: Member, rank: Rank, local_rank: int) -> None:
-    """Have a spare rehearse as this rank, which lives on its node or another one."""
-    home = decision.state.seats[rank].node
+def rehearse(decision: Decision, member: Member, rank: Rank, local_rank: int) -> bool:
+    """Have a spare rehearse as this rank, which lives on its node or another one. Return False if no GPU is free for it."""
+    state = decision.state
+    on_device = member.place  # where it has rehearsed before, it has the GPU already
+    if state.nodes[member.node].place.devices and on_device is None:
+        on_device = min(placement.good_devices(state, member.node), default=None)
+        if on_device is None:
+            return False  # on a rank's GPU it could take the memory that the training needs
+    home = state.seats[rank].node
     source = None if home == member.node else home
-    decision.set_member(member.worker, prepared=rank)
-    decision.order(do.PrepareSpare(member.worker, rank, decision.state.epoch, local_rank, source))
+    decision.set_member(member.worker, prepared=rank, place=on_device)
+    place = local_rank if on_device is None else on_device
+    decision.order(do.PrepareSpare(member.worker, rank, state.epoch, place, source))
+    return True
 
 
 def _prepare(decision: Decision, member: Member) -> None:
@@ -93,7 +107,7 @@ def _example(state: State, reserve: NodeId) -> NodeId | None:
 
 def unfetched(decision: Decision, member: Member, event: ev.FetchFailed) -> None:
     """Park a spare that got no transcript. If nothing is being repaired, another try would end alike."""
-    decision.set_member(member.worker, phase=MemberPhase.READY, prepared=None, since=decision.now)
+    decision.set_member(member.worker, phase=MemberPhase.READY, prepared=None, place=None, since=decision.now)
     state = decision.state
     if event.epoch == state.epoch and state.repair is None and event.source in state.nodes:
         unprepared(decision, f"no transcript came from {event.source}: {event.message}")

@@ -1,7 +1,7 @@
 """Chunks of segments, and their keyed digests: 16 bytes of BLAKE3 under keys that only the job's agents have.
 
 One digest serves three purposes. Equal digests show that a peer has a chunk already. A received chunk that has another digest
-was damaged on its way. And nobody without the key can make a digest that fits. The *seal* of a segment is a digest of all its
+was damaged on its way. And only the key makes a digest that fits. The *seal* of a segment is a digest of all its
 chunks' digests, in order, and of what the segment is: a genuine chunk is of no use in another place.
 """
 

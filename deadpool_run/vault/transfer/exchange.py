@@ -11,7 +11,7 @@ of-th block in this way, on threads of its own. Everything but the chunks themse
 vouch for the chunks.
 
 Ranks of a replicated model (DDP, the replicate dimension of HSDP) have the same bytes in their snapshots. So has a rank from
-one snapshot to the next, in weights that it does not train. Nobody declares this: the digests show it. Whatever was copied or
+one snapshot to the next, in weights that it does not train. The digests show this; no option declares it. Whatever was copied or
 received is hashed, so that memory which changes meanwhile does no harm.
 """
 

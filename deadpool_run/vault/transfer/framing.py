@@ -99,11 +99,6 @@ def shut_down(sock: socket.socket) -> None:
         sock.shutdown(socket.SHUT_RDWR)
 
 
-def send_frame(connection: PeerConnection, body: bytes) -> None:
-    """Send a frame. Raises OSError."""
-    connection.send(_LENGTH.pack(len(body)) + body)
-
-
 def receive_frame(connection: PeerConnection, *, idle: Callable[[], bool] = lambda: False) -> bytes | None:
     """Return the next frame's body, or None if the peer hung up before it. Raises OSError and `ProtocolError`.
 

@@ -16,6 +16,7 @@ from deadpool_run.ids import Rank, Version
 from deadpool_run.structs import Tagged
 from deadpool_run.vault.transfer import framing
 from deadpool_run.vault.transfer.streams import MAX_PARTS
+from deadpool_run.wire.frames import pack
 from deadpool_run.wire.peer_connection import PeerConnection
 from deadpool_run.wire.typed import Decoder, to_json
 
@@ -105,7 +106,7 @@ _ANSWERS: Decoder[Answer] = Decoder(Answer, "an answer between vaults")
 
 def send(connection: PeerConnection, header: Request | Answer) -> None:
     """Send a header. Raises OSError."""
-    framing.send_frame(connection, to_json(header))
+    connection.send(pack(to_json(header), framing.MAX_FRAME_BYTES))
 
 
 def receive_request(connection: PeerConnection, world_size: int, idle: Callable[[], bool]) -> Request | None:

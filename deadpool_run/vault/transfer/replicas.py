@@ -45,7 +45,7 @@ class Memory:
         return os.fstat(self.fd).st_size
 
     def growth(self, nbytes: int) -> int:
-        """Return how much more memory this takes to hold so many bytes."""
+        """Return how much more memory this takes to hold this many bytes."""
         return max(0, whole_pages(nbytes) - self.taken)
 
     def unmap(self) -> None:
@@ -151,10 +151,6 @@ class Replicas:
             own = self._ranks.get(rank, _Rank())
             return tuple(sorted(own.snapshots())) if TRANSCRIPT in own.copies else ()
 
-    def ranks(self) -> dict[Rank, tuple[Version, ...]]:
-        """Return `versions` of each rank."""
-        return {rank: self.versions(rank) for rank in sorted(self._ranks)}
-
     def held(self) -> dict[Rank, tuple[Version, ...]]:
         """Return the versions of each rank, with a transcript or without."""
         with self._lock:
@@ -171,7 +167,7 @@ class Replicas:
     def move_to(self, vault: Vault, rank: Rank, *, left: bool = True) -> bool:
         """Turn the copies of a rank into its own memory here; False without a snapshot and an undamaged transcript.
 
-        Without `left`, snapshots that the rank left behind do not count.
+        Without `left`, the rank's own old snapshots do not count.
         """
         with self._lock:
             own = self._ranks.get(rank, _Rank())
@@ -245,7 +241,7 @@ class Replicas:
             return rank in self._refused
 
     def spare(self, rank: Rank, version: Version | None, nbytes: int) -> Memory:
-        """Return memory to receive so many bytes into; the caller owns it until `add` or `put_back`.
+        """Return memory to receive this many bytes into; the caller owns it until `add` or `put_back`.
 
         Raises `NoMemoryError` without room for it.
         """

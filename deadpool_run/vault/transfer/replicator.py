@@ -23,7 +23,7 @@ from deadpool_run.vault.transfer.replicas import Memory, Replicas
 from deadpool_run.vault.transfer.sender import Dial, LocalVersions, ReplicationLink
 from deadpool_run.vault.vault import Vault
 from deadpool_run.wire.peer_connection import PeerConnection
-from deadpool_run.wire.peers import Peer
+from deadpool_run.wire.peers import Peer, Traffic
 
 MAX_SERVED = 1024
 """The maximum number of connections from peers."""
@@ -177,7 +177,7 @@ class Replicator:
         here = source is None and self._vault.has_transcript(rank)
         moved = not here and self._shared.replicas.move_to(self._vault, rank, left=source is None)
         if source is not None and not moved:
-            self._fetch_transcript(rank, source, done)
+            self._seat_by_transcript(rank, source, done)
             return
         self._cancel_fetch(rank)
         if moved:
@@ -208,23 +208,25 @@ class Replicator:
 
     def fetch_transcript(self, rank: Rank, source: Peer, done: Callable[[Memory | None, str | None], None]) -> None:
         """Fetch the transcript of a rank that is not to live here; call `done` with memory that it owns, or with the error."""
+        self._end_later(self._transcript_task(rank, source, done, after=None))
 
+    def _transcript_task(
+        self, rank: Rank, source: Peer, done: Callable[[Memory | None, str | None], None], after: FetchTask[Any] | None
+    ) -> FetchTask[Memory]:
         def on_end(memory: Memory | None, failure: str | None) -> None:
             if not self._call(done, memory, failure) and memory is not None:
                 memory.close()
 
-        self._end_later(
-            FetchTask(
-                name=f"transcript-{rank}",
-                peer=source,
-                dial=self._dial,
-                act=partial(fetch_transcript, self._shared, rank, self._shared.timeline.number),
-                on_end=on_end,
-                after=None,
-            )
+        return FetchTask(
+            name=f"transcript-{rank}",
+            peer=source,
+            dial=self._dial,
+            act=partial(fetch_transcript, self._shared, rank, self._shared.timeline.number),
+            on_end=on_end,
+            after=after,
         )
 
-    def _fetch_transcript(self, rank: Rank, source: Peer, done: Done) -> None:
+    def _seat_by_transcript(self, rank: Rank, source: Peer, done: Done) -> None:
         def end(memory: Memory | None, failure: str | None) -> None:
             if memory is not None and self._fetch_tasks.get(rank) is fetch_task:
                 self._vault.put(rank, (), memory.give())
@@ -234,19 +236,7 @@ class Replicator:
                 failure = failure or "the fetch was cancelled"
             self._seated(rank, done, failure)
 
-        def on_end(memory: Memory | None, failure: str | None) -> None:
-            if not self._call(end, memory, failure) and memory is not None:
-                memory.close()
-
-        fetch_task = FetchTask(
-            name=f"seat-{rank}",
-            peer=source,
-            dial=self._dial,
-            act=partial(fetch_transcript, self._shared, rank, self._shared.timeline.number),
-            on_end=on_end,
-            after=self._cancel_fetch(rank),
-        )
-        self._fetch_tasks[rank] = fetch_task
+        fetch_task = self._fetch_tasks[rank] = self._transcript_task(rank, source, end, self._cancel_fetch(rank))
 
     def _cancel_fetch(self, rank: Rank) -> FetchTask[Any] | None:
         fetch_task = self._fetch_tasks.pop(rank, None)
@@ -282,29 +272,21 @@ class Replicator:
         """Return whether a buddy of the rank has had no memory for its copies for a while."""
         return any(link.refuses for link in self._links.get(rank, {}).values())
 
-    def status(self) -> dict[str, Any]:
-        """Return the figures for the status: bytes, bytes per second, and the lag of each rank's buddies."""
+    def traffic(self) -> Traffic:
+        """Return what was copied between this node and others, and how fast."""
         shared = self._shared
-        ranks = {}
-        for rank, (safe, transcript, _) in sorted(self._reported.items()):
-            held = [each.version for each in self._local_of(rank).held()]
-            newest, newest_safe = max(held, default=None), max(safe, default=None)
-            lag = None if newest is None or newest_safe is None else max(0, newest - newest_safe)
-            ranks[rank] = {"newest": newest, "safe": newest_safe, "transcript": transcript, "lag": lag}
-        return {
-            "sent_bytes": shared.sent.total,
-            "received_bytes": shared.received.total,
-            "spared_bytes": shared.deduplicated.total,
-            "sent_bytes_per_s": shared.sent.rate(),
-            "received_bytes_per_s": shared.received.rate(),
-            "copied_s": shared.copy_times.copied_s,
-            "hashed_s": shared.copy_times.hashed_s,
-            "fetched_bytes": self._fetched[0],
-            "fetched_s": self._fetched[1],
-            "ranks": ranks,
-            "without_memory": shared.replicas.without_memory(),
-            "copies": {rank: list(versions) for rank, versions in shared.replicas.ranks().items()},
-        }
+        return Traffic(
+            sent_bytes=shared.sent.total,
+            received_bytes=shared.received.total,
+            spared_bytes=shared.deduplicated.total,
+            sent_bytes_per_s=shared.sent.rate(),
+            received_bytes_per_s=shared.received.rate(),
+            copied_s=shared.copy_times.copied_s,
+            hashed_s=shared.copy_times.hashed_s,
+            fetched_bytes=self._fetched[0],
+            fetched_s=self._fetched[1],
+            without_memory=shared.replicas.without_memory(),
+        )
 
     def close(self) -> None:
         """End every thread and free all memory except the vault's. Blocks a short time; nothing is reported afterwards."""

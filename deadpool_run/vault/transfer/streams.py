@@ -42,7 +42,7 @@ class StreamPool:
         return self._connections[0]
 
     def open(self, count: int) -> int:
-        """Open up to `count` connections besides the first; return their number."""
+        """Open up to `count` connections in addition to the first; return their number."""
         with contextlib.suppress(OSError):  # continue with fewer
             while len(self._connections) <= count:
                 self._connect()

@@ -68,6 +68,6 @@ def _answered(order: _Order, slots: Slots, share: SharedCheckpoint) -> checkpoin
         return checkpoints.CheckpointFailed(str(error), again=True)
     except DeadpoolError as error:
         return checkpoints.CheckpointFailed(without_passwords(str(error)))
-    except Exception as error:  # noqa: BLE001 - storage behind URLs may raise anything; the job goes on without a checkpoint
+    except Exception as error:  # noqa: BLE001 - fsspec's storage may raise anything; the job continues without a checkpoint
         where = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else str(error)
         return checkpoints.CheckpointFailed(without_passwords(f"{type(error).__name__}: {where}"))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from deadpool_run.ids import Rank, Version
 from deadpool_run.vault import segments
-from deadpool_run.vault.segments import Manifest, SegmentState, SlotHeader, TensorEntry
+from deadpool_run.vault.segments import Manifest, SlotHeader, TensorEntry
 from deadpool_run.vault.status_page import EMPTY, StatusPage
 from deadpool_run.worker.snapshot.slot_memory import tensor_at
 
@@ -96,9 +96,8 @@ class Filling:
     def __init__(self, fd: int, manifest_offset: int, manifest: bytes, version: Version) -> None:
         """Mark the slot busy, and make it large enough. Raises `SnapshotError`."""
         segments.mark_busy(fd)
-        digest = segments.digest_of(manifest)
         self._fd = fd
-        self._header = SlotHeader(SegmentState.COMPLETE, version, manifest_offset, len(manifest), digest)
+        self._header = segments.complete_header(version, manifest_offset, manifest)
         self._bytes = manifest
         self.manifest = segments.parse_manifest(manifest, self._header)
         os.ftruncate(fd, max(os.fstat(fd).st_size, self._header.used_bytes))

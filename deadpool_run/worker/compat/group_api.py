@@ -1,4 +1,4 @@
-"""The methods of a process group besides its collectives, as a deadpool group implements them.
+"""The methods of a process group other than its collectives, as a deadpool group implements them.
 
 torch's C++ code would look for these in the group's backends, and a Python group has none. Names and defaults are those of
 torch 2.13 to 2.15; tests/worker/compat/test_torch_names.py finds additions in later versions.

@@ -78,6 +78,14 @@ def decide_buckets(ddp: DistributedDataParallel) -> bool:
     return ddp._has_rebuilt_buckets  # noqa: SLF001
 
 
+def hooks_of_tensor(tensor: Tensor) -> dict[str, Any]:
+    """Return the tables of a tensor's hooks, by attribute; None where it has none."""
+    return {
+        "_backward_hooks": tensor._backward_hooks,  # noqa: SLF001
+        "_post_accumulate_grad_hooks": tensor._post_accumulate_grad_hooks,  # noqa: SLF001
+    }
+
+
 def forget_reduction(ddp: DistributedDataParallel) -> None:
     """Have DDP forget the gradients of an interrupted backward, from which it would decide its buckets."""
     ddp.reducer._reset_state()  # noqa: SLF001

@@ -1,1 +1,1 @@
-"""Collectives on a device (NCCL), behind one protocol that groups, registry and loop speak to. May import compat."""
+"""Collectives on a device (NCCL), as one protocol for groups, registry and loop. May import compat."""

@@ -40,7 +40,7 @@ class Mark(Protocol):
 class DeviceBackend(Protocol):
     """A library for collectives on a device.
 
-    A communicator is what `create` returns; nobody else looks into it. `abort`, `release`, `shut_down` and `connect` block
+    `create` returns a communicator, which only the backend looks into. `abort`, `release`, `shut_down` and `connect` block
     and are called on threads of ours, never under a lock.
     """
 

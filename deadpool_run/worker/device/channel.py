@@ -1,7 +1,7 @@
 """A group's communicator in one epoch, and the end of all communicators of a drain.
 
 Libraries forbid an abort while another thread is inside one of their calls. So each call enters and leaves the channel, and
-an abort closes the channel, waits a limited time until nobody is inside, and aborts then.
+an abort closes the channel, waits a limited time until no thread is inside, and aborts then.
 """
 
 import threading
@@ -49,7 +49,7 @@ class Channel:
             self.closed = True
 
     def wait_idle(self) -> None:
-        """Wait a limited time until nobody is inside: a call that does not return is freed only by the abort."""
+        """Wait a limited time until no thread is inside. Only the abort frees a call that does not return."""
         with self._changed:
             self._changed.wait_for(lambda: not self._inside, _INSIDE_S)
 

@@ -31,7 +31,7 @@ SETTINGS = {
     "TORCH_NCCL_BLOCKING_WAIT": "0",  # else a wait blocks the host, and raises
     "TORCH_NCCL_DESYNC_DEBUG": "0",
     "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "0",  # else the watchdog sleeps a minute with the lock that every collective takes
-    "TORCH_NCCL_USE_COMM_NONBLOCKING": "1",  # NCCL allows an abort beside other calls only then
+    "TORCH_NCCL_USE_COMM_NONBLOCKING": "1",  # NCCL allows an abort during other calls only then
     "TORCH_NCCL_NONBLOCKING_TIMEOUT": "30",  # of connecting: the time of an attach
     "NCCL_NVLS_ENABLE": "0",  # multicast memory of a lost peer cannot be freed
 }
@@ -42,7 +42,7 @@ _PEER_FAILURE = re.compile(
     r"ncclRemoteError|ncclSystemError|remote process exited|unhandled system error|was aborted|revoked|time[d]?[ -]?out",
     re.IGNORECASE,
 )
-"""What NCCL's result codes and torch's own checks say when a peer or the network fails. Other errors are the script's."""
+"""Texts of NCCL's result codes and torch's own checks when a peer or the network fails. Other errors are the script's."""
 
 
 class CudaMark:

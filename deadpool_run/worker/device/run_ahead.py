@@ -1,4 +1,4 @@
-"""How far the host may run ahead of the device: one step.
+"""Limits the host to one step ahead of the device.
 
 A step whose work the device has not ended may turn out void, because an aborted collective looks successful until it has
 run. Waiting for it in every step would leave the device idle while the host prepares the next one. So the end of a step

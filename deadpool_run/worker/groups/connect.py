@@ -5,8 +5,9 @@ latest at the timeout, and frees what it has opened. Members connect only after 
 the blocking part is short, and no member connects to a peer that still severs the last epoch's connections.
 
 Store keys of a rendezvous, below its prefix: `@<rank>` announces a member, `@come` counts the members, and all wait for
-`@go`, which the last one sets. A cancelled member sets `@go` to another value. That ends its own wait, and the waits of the
-others, whose epoch is over too. Any other way to end a wait in torch's store fills the log.
+`@go`. The last one sets it to the list of all that was announced, so that each member reads one key and not one of every
+other member. A cancelled member sets `@go` to another value. That ends its own wait, and the waits of the others, whose epoch
+is over too. Any other way to end a wait in torch's store fills the log.
 """
 
 import contextlib
@@ -29,11 +30,11 @@ from deadpool_run.worker.device.channel import Channel, ChannelsEnd, quiesce
 from deadpool_run.worker.groups import gloo
 
 _MARGIN_S = 1.0
-_ALL_CAME = "all"
+_CANCELLED = "cancelled"
 
 
 class _Member(Untagged):
-    """What a member announces in the store. Anybody who reaches the store's port may have written it."""
+    """A member's announcement in the store. Any program that reaches the store's port may have written it."""
 
     endpoint: tuple[str, int]
     groups: list[str]
@@ -109,7 +110,7 @@ class ConnectAttempt:
         *,
         on_abort: Callable[[ChannelsEnd], None],
     ) -> None:
-        """`on_abort` gets the aborts of communicators on the device that nobody will use."""
+        """`on_abort` gets the aborts of communicators on the device that will not be used."""
         self._gloo_device = gloo_device
         self._device = device
         self._place = None if device is None else device.place()  # of the caller's thread
@@ -197,20 +198,23 @@ class ConnectAttempt:
             self._is_waiting = True
         store.set(f"{prefix}/@{rank}", typed.to_json(mine).decode())
         if store.add(f"{prefix}/@come", 1) == size:
-            store.set(f"{prefix}/@go", _ALL_CAME)
+            every = c10d.get_all(store, [f"{prefix}/@{each}" for each in range(size)])
+            store.set(f"{prefix}/@go", f"[{','.join(value.decode(errors='replace') for value in every)}]")
         try:
             store.wait([f"{prefix}/@go"], self._left())
         except dist.DistStoreError:
             raise AttachError(self._late) from None
         with self._lock:
             self._is_waiting = False
-        if store.get(f"{prefix}/@go") != _ALL_CAME.encode():
+        told = store.get(f"{prefix}/@go")
+        if told == _CANCELLED.encode():
             raise AttachError("a member left the rendezvous, because another one was lost")
         try:
-            values = c10d.get_all(store, [f"{prefix}/@{each}" for each in range(size)])
-            members = [typed.from_plain(_Member, typed.parse(value)) for value in values]
+            members = typed.from_plain(list[_Member], typed.parse(told))
         except ProtocolError as error:
             raise AttachError(f"a member's entry in the store is none: {error}") from error
+        if len(members) != size:
+            raise AttachError(f"the store has {len(members)} entries of {size} members")
         for spec in self._specs:
             missing = [other for other in spec.ranks if spec.group not in members[other].groups]
             if missing:
@@ -223,7 +227,7 @@ class ConnectAttempt:
     def _end_rendezvous(self) -> None:
         """End the wait in `_meet`. Not over the connection on which it waits."""
         with contextlib.suppress(dist.DistError):  # the store is lost too: the wait ends at its timeout
-            self._rendezvous.connections.store.set(f"{self._rendezvous.prefix}/@go", "cancelled")
+            self._rendezvous.connections.store.set(f"{self._rendezvous.prefix}/@go", _CANCELLED)
 
     def _connect(self, store: Store, spec: GroupSpec) -> EpochGroup:
         prefixed = PrefixStore(f"{self._rendezvous.prefix}/{spec.group}", store)

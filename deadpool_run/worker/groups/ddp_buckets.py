@@ -44,7 +44,7 @@ class Wrappers:
 class LateBuckets:
     """DDPs that reduce for the first time after the first step, and then perhaps several times in one step.
 
-    DDP would decide its buckets in the second of these forwards, behind our back. We decide there instead, and keep the decision.
+    DDP would decide its buckets in the second of these forwards, unnoticed. We decide there instead, and keep the decision.
     In steps that a replacement rehearses, and in the first run of a trial, nothing is decided before the step's end.
     """
 

@@ -312,7 +312,7 @@ class _Started:
 
 
 class _Coalescing(threading.local):
-    """What a thread has started and not ended yet: libraries keep that for each thread."""
+    """The coalescing that a thread has started and not ended yet."""
 
     started: _Started | None = None
     inner: dist.ProcessGroup | None = None

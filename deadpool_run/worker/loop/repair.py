@@ -16,7 +16,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 from deadpool_run.core import events as ev
 from deadpool_run.errors import AttachError, RefusedError, ReplicasDifferError
 from deadpool_run.ids import Epoch, Rank, Version
-from deadpool_run.vault.status_page import Phase, StatusPage
+from deadpool_run.vault.status_page import DeviceLibrary, Phase, StatusPage
 from deadpool_run.wire.messages import THIS_WORKER, Attach, Captured
 from deadpool_run.worker.compat import c10d
 from deadpool_run.worker.groups import backend
@@ -91,6 +91,8 @@ class RepairParticipant:
     def set_up_groups(self, timeout: timedelta | None) -> None:
         """Create the default group: real with its peers, or rehearsing."""
         session = self.session
+        if self.registry.device is not None:
+            self._status_page.device_library = DeviceLibrary.named(self.registry.device.name)
         backend.install(
             self.registry, store=self._first_store, prefix=f"e{self._epoch}", attached=not session.replacement
         )

@@ -1,4 +1,4 @@
-"""What optimizers do in each step, as torch's hooks report it."""
+"""Optimizer updates in each step, as torch's hooks report them."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,6 +1,8 @@
-"""Who is to blame for an exception that ended the script, by its type and the frames in its traceback."""
+"""Blame for an exception that ended the script, by its type and the frames in its traceback."""
 
+import re
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 
 from deadpool_run.errors import AttachError, Blame, DeadpoolError, ProtocolError, RefusedError, ScriptError
@@ -22,6 +24,11 @@ _PASS_ON = frozenset(
 """Our modules that call user code (a loader, a callback), or pass user arguments to a library that may reject them."""
 _SLIPS = (AssertionError, AttributeError, KeyError, NameError)
 """No library rejects arguments with these: raised in one of those modules itself, they are our bug."""
+_DEVICE_FAILED = re.compile(
+    r"uncorrectable ECC error encountered|uncorrectable NVLink error detected|device\(s\) is/are busy or unavailable"
+)
+"""What CUDA says if the GPU itself failed (cudaErrorECCUncorrectable, cudaErrorNvlinkUncorrectable), or nobody may use it
+(cudaErrorDevicesUnavailable). Its other errors may come of a kernel of the script."""
 _LONGEST_CHAIN = 100
 """Up to this many chained exceptions are searched."""
 
@@ -32,14 +39,18 @@ def refusal(error: BaseException, *, replacement: bool) -> ScriptError | None:
     A `RefusedError` counts even if the script raised something else because of it. Any other `ScriptError` counts only in a
     real run: in a rehearsal, fake results may have caused it.
     """
+    refused = (each for each in chained(error) if isinstance(each, RefusedError))
+    return next(refused, error if isinstance(error, ScriptError) and not replacement else None)
+
+
+def chained(error: BaseException) -> Iterator[BaseException]:
+    """Yield an exception, its cause, the cause of that ..."""
     found: BaseException | None = error
     for _ in range(_LONGEST_CHAIN):
-        if isinstance(found, RefusedError):
-            return found
         if found is None:
-            break
+            return
+        yield found
         found = found.__cause__ or found.__context__
-    return error if isinstance(error, ScriptError) and not replacement else None
 
 
 def blame(error: BaseException) -> Blame:
@@ -49,6 +60,8 @@ def blame(error: BaseException) -> Blame:
     """
     if isinstance(error, AttachError):
         return Blame.NOBODY  # a peer was lost, or the network failed
+    if isinstance(error, RuntimeError) and _DEVICE_FAILED.search(str(error)):
+        return Blame.DEVICE
     if isinstance(error, DeadpoolError):
         return Blame.OURS if isinstance(error, ProtocolError) else Blame.SCRIPT
     names = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]

@@ -23,12 +23,11 @@ from deadpool_run.errors import RefusedError, RunLeft, ScriptError
 from deadpool_run.wire.messages import THIS_WORKER, ScriptTraceback, encode
 from deadpool_run.worker.process import rehearsal_output, rerun, script_files, session, sources, stacks
 from deadpool_run.worker.process.agent_link import park
-from deadpool_run.worker.process.blame import blame, refusal
+from deadpool_run.worker.process.blame import blame, chained, refusal
 
 _MAX_TEXT = 64 << 10
 _STOP_S = 0.5
 """How long after an interruption the order to stop may come."""
-_LONGEST_CHAIN = 100
 _OURS = f"{Path(__file__).parents[2]}/"
 _NOT_THE_SCRIPTS = frozenset({__file__, runpy.__file__, "<frozen runpy>", "<frozen importlib.util>"})
 
@@ -192,15 +191,11 @@ def _show(text: str, worker: session.Session) -> None:
 
 
 def _keep_script_frames(error: BaseException) -> None:
-    """Remove the frames that say nothing about the script: ours and runpy's, before its first and behind its misuse of ours."""
-    found: BaseException | None = error
-    for _ in range(_LONGEST_CHAIN):
-        if found is None:
-            break
-        found.__traceback__ = _script_frames(found.__traceback__)
-        if isinstance(found, ScriptError):
-            _cut_ours(found.__traceback__)
-        found = found.__cause__ or found.__context__
+    """Remove frames of ours and of runpy, before the script's first frame and after its misuse of the library."""
+    for each in chained(error):
+        each.__traceback__ = _script_frames(each.__traceback__)
+        if isinstance(each, ScriptError):
+            _cut_ours(each.__traceback__)
     if error.__traceback__ is None:  # runpy's own error, which has the message of its cause
         error.__cause__, error.__suppress_context__ = None, True
 

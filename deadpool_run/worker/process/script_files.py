@@ -1,4 +1,4 @@
-"""Which files are the script's own: what is neither a library nor part of this package. Imports nothing of torch."""
+"""The script's own files: neither a library's nor this package's. Imports nothing of torch."""
 
 import contextlib
 import importlib.util
@@ -49,9 +49,7 @@ def is_library(name: str) -> bool:
 def own_modules(before: Collection[str] = ()) -> Iterator[tuple[str, ModuleType, Path]]:
     """Yield name, module and file of the script's imported modules, itself included, without those of `before`.
 
-    Compiled modules are left out.
-
-    A file may be named by a link, from or to a library's folder: then it is the library's.
+    Compiled modules are left out. A file may be named by a link, from or to a library's folder: then it is the library's.
     """
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None) or ""

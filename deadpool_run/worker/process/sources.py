@@ -4,14 +4,12 @@ A replacement would import the edited ones, and train otherwise than the other r
 workers run a copy.) Imports nothing of torch.
 """
 
-import hashlib
 import sys
 from collections.abc import Mapping
 from typing import Any
 
+from deadpool_run.vault.segments import digest_of
 from deadpool_run.worker.process.script_files import own_modules
-
-_DIGEST_BYTES = 16
 
 _before: frozenset[str] = frozenset()
 """The modules that were loaded before the script began: `--preload` has them imported once, for all workers of a node."""
@@ -31,7 +29,7 @@ def record() -> dict[str, Any]:
             status, content = file.stat(), file.read_bytes()
         except OSError:
             continue  # it was removed after the import
-        found[name] = [status.st_mtime_ns, status.st_size, _digest(content)]
+        found[name] = [status.st_mtime_ns, status.st_size, digest_of(content).hex()]
     return found
 
 
@@ -41,16 +39,12 @@ def edited(recorded: Mapping[str, Any]) -> list[str]:
     for name, _, file in own_modules(_before):
         if name not in recorded:
             continue
-        changed_ns, size, digest = recorded[name]
+        *stamp, digest = recorded[name]
         try:
             status = file.stat()
-            same = (status.st_mtime_ns, status.st_size) == (changed_ns, size) or _digest(file.read_bytes()) == digest
+            same = [status.st_mtime_ns, status.st_size] == stamp or digest_of(file.read_bytes()).hex() == digest
         except OSError:
             same = True
         if not same:
             found.append(str(file))
     return found
-
-
-def _digest(content: bytes) -> str:
-    return hashlib.blake2b(content, digest_size=_DIGEST_BYTES).hexdigest()

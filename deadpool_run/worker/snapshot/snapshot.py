@@ -142,13 +142,14 @@ class Snapshots:
         protected = self.protected
         roots = [root for module in protected.modules.values() for root in module.roots()]
         optimizers = [each for state in protected.optimizers.values() for each in (state.optimizer, state.keeper)]
-        modules = [
-            (f"{name}.{path}".rstrip("."), child)
+        parts: list[tuple[str, Any]] = [
+            (f"protected {name}.{path}".rstrip("."), child)
             for name, module in protected.modules.items()
             for path, child in module.all_modules()
         ]
+        parts += ((f"protected {name}", parameter) for name, parameter in protected.parameters().items())
         others = [tracked.tensor for tracked in live_tensors(protected).values()]
-        self.variables.begin((*roots, *optimizers, *protected.objects.values()), modules, others)
+        self.variables.begin((*roots, *optimizers, *protected.objects.values()), parts, others)
 
     def note_optimizer(self, optimizer: Optimizer) -> None:
         """Note that an optimizer is about to update, and so to use up the gradients of its parameters."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from deadpool_run.ids import Rank, Version
 from deadpool_run.vault import segments
-from deadpool_run.vault.segments import SegmentState, SlotHeader, SlotRole
+from deadpool_run.vault.segments import SlotRole
 from deadpool_run.wire.typed import to_json
 from deadpool_run.worker.codec import TreeWriter
 from deadpool_run.worker.compat.modules import local
@@ -83,9 +83,7 @@ class Writer:
             values=values,
         )
         segments.write_all(memory.fd, b"".join((*tree.blobs, manifest)), end)
-        digest = segments.digest_of(manifest)
-        header = SlotHeader(SegmentState.COMPLETE, capture.version, manifest_offset, len(manifest), digest)
-        segments.write_header(memory.fd, header)
+        segments.write_header(memory.fd, segments.complete_header(capture.version, manifest_offset, manifest))
         return True
 
     def _values(self, capture: StateCapture, tree: TreeWriter) -> dict[str, Any]:

@@ -1,1 +1,1 @@
-"""What the script protects: tensors, optimizers, gradients, random states, digests. Snapshot and verify import it."""
+"""The objects that the script protects: tensors, optimizers, gradients, random states, digests. Snapshot and verify import it."""

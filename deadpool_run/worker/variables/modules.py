@@ -1,36 +1,143 @@
-"""Modules in variables: which of their attributes and buffers are variables too."""
+"""Variables that scripts attach to modules, parameters, optimizers and protected objects: attributes, buffers, and hooks."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from itertools import chain
+from operator import is_, itemgetter
+from types import BuiltinFunctionType, FunctionType, ModuleType
+from typing import Any, Generic, TypeVar
 
+import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
-from deadpool_run.worker.compat.modules import buffers_of
+from deadpool_run.worker.codec import attributes_of
+from deadpool_run.worker.compat.modules import buffers_of, hooks_of_tensor, inside_compiled
+from deadpool_run.worker.variables.library_values import is_immutable
 
-OF_TORCH = frozenset(vars(nn.Module()))
+Owner = TypeVar("Owner")
+
+LEAVES = frozenset({type(None), bool, int, float, complex, str, bytes})
+OF_MODULES = frozenset(vars(nn.Module()))
 """Attributes of every module: its tables of parameters, buffers, children and hooks, and its mode."""
+OF_OPTIMIZERS = frozenset(vars(torch.optim.SGD([torch.zeros(())])))
+"""Attributes of every optimizer: its state, groups and hooks."""
+_HOOKS = "_hooks"
+_MOST_PARTS = 256
 
 
-def is_own_module(module: nn.Module, own: Collection[str]) -> bool:
-    """Return whether a class of the module is in one of the script's modules."""
-    return any(kind.__module__ in own for kind in type(module).__mro__)
+class AttributeTable:
+    """Reads the attributes in a table that are variables. Functions and classes next to them are sorted out once, not in each step."""
+
+    def __init__(self, table: Mapping[str, Any], ignored: Collection[str] = ()) -> None:
+        self._table = table
+        self._ignored = ignored
+        self._size = -1
+        self._names: list[str] = []
+
+    def __call__(self) -> dict[str, Any]:
+        """Return the variables."""
+        found = self._table
+        if len(found) != self._size:
+            names = [name for name, value in list(found.items()) if _is_variable(name, value)]
+            self._names = [name for name in names if name not in self._ignored]
+            self._size = len(found)
+        return {name: found[name] for name in self._names if name in found}
 
 
-def has_variables(module: nn.Module, own: Collection[str]) -> bool:
-    """Return whether attributes of a module may be variables: it is the script's, or a metric of a library."""
+class FixedTables(Generic[Owner]):
+    """Tables whose values never change in place. Finds those that have changed since: cheap, as there are thousands, in each step."""
+
+    def __init__(self) -> None:
+        self._owners: list[Owner] = []
+        self._tables: list[Mapping[str, Any]] = []
+        self._sizes: list[int] = []
+        self._getters: list[tuple[int, Callable[[Mapping[str, Any]], Iterable[Any]], Mapping[str, Any]]] = []
+        """For each table that has variables: its number, and what returns their values."""
+        self._first: list[Iterable[Any]] = []
+        self._flat: list[Any] = []
+
+    def add(self, owner: Owner, table: Mapping[str, Any], names: Collection[str]) -> None:
+        """Note a table, the names in it that are variables, and their values of now."""
+        self._owners.append(owner)
+        self._tables.append(table)
+        self._sizes.append(len(table))
+        if names:
+            self._getters.append((len(self._sizes) - 1, _values_getter(names), table))
+            self._first.append([table[name] for name in names])
+            self._flat += self._first[-1]
+
+    def __iter__(self) -> Iterator[Owner]:
+        """Return the owners of all tables."""
+        return iter(self._owners)
+
+    def changed(self) -> Iterator[Owner]:
+        """Return the owners of the tables that may have changed since they were added."""
+        found: set[int] = set()
+        sizes = list(map(len, self._tables))
+        if sizes != self._sizes:
+            found.update(number for number, size in enumerate(sizes) if size != self._sizes[number])
+        try:
+            values = [get(table) for _, get, table in self._getters]
+        except KeyError:  # a variable was deleted
+            return iter(self._owners)
+        if not all(map(is_, chain.from_iterable(values), self._flat)):
+            each = zip(self._getters, values, self._first, strict=True)
+            found.update(number for (number, _, _), now, first in each if not all(map(is_, now, first)))
+        return (self._owners[number] for number in sorted(found))
+
+
+def _values_getter(names: Collection[str]) -> Callable[[Mapping[str, Any]], Iterable[Any]]:
+    if len(names) > 1:
+        return itemgetter(*names)
+    (name,) = names
+    return lambda table: (table[name],)
+
+
+def _is_variable(name: str, value: Any) -> bool:
+    return not name.startswith("__") and not isinstance(value, (FunctionType, BuiltinFunctionType, ModuleType, type))
+
+
+def small_attributes_of(obj: object) -> dict[str, Any]:
+    """Return the attributes of a protected object that are numbers or few: what its `state_dict()` may have forgotten."""
+    return {name: value for name, value in attributes_of(obj).items() if _is_small(value)}
+
+
+def _is_small(value: Any) -> bool:
+    """Return whether a value is a number, a string or one of a library, or a container of few of these."""
+    kind = type(value)
+    if kind in (list, tuple, set, frozenset):
+        return len(value) <= _MOST_PARTS and all(type(each) in LEAVES for each in value)
+    if kind is dict:
+        return len(value) <= _MOST_PARTS and all(type(each) in LEAVES for pair in value.items() for each in pair)
+    return kind in LEAVES or is_immutable(value)
+
+
+def is_metric(module: nn.Module) -> bool:
+    """Return whether a module has state of its own, but nothing that can be trained."""
     is_of_torch = type(module).__module__.partition(".")[0] == "torch"
-    return is_own_module(module, own) or not (is_of_torch or _is_trained(module))
+    return not is_of_torch and next(module.parameters(), None) is None
 
 
-def variable_buffers(module: nn.Module) -> dict[str, Tensor | None]:
-    """Return the table of a module's own buffers if they are variables: if nothing in the module can be trained."""
+def is_wrapper(obj: object) -> bool:
+    """Return whether an object is torch's own around a module of the script: its attributes are no variables."""
+    return isinstance(obj, DistributedDataParallel) or (isinstance(obj, nn.Module) and inside_compiled(obj) is not None)
+
+
+def buffers_to_keep(module: nn.Module) -> dict[str, Tensor | None]:
+    """Return the table of a module's own buffers, if nothing in the module can be trained."""
     found = buffers_of(module)
-    return {} if found and _is_trained(module) else found
-
-
-def _is_trained(module: nn.Module) -> bool:
-    return next(module.parameters(), None) is not None
+    return {} if found and next(module.parameters(), None) is not None else found
 
 
 def parts_of(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Yield a module and those in it, each once, by path: `.layers.0` is in `.layers`."""
     return ((f".{path}" if path else "", each) for path, each in module.named_modules())
+
+
+def hooks_of(obj: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the hooks of a module, a tensor or an optimizer, each with a name."""
+    tables = hooks_of_tensor(obj) if isinstance(obj, Tensor) else vars(obj)
+    for key, hooks in list(tables.items()):
+        if key.endswith(_HOOKS) and isinstance(hooks, Mapping):
+            for number, hook in enumerate(list(hooks.values())):
+                yield f"{key}[{number}]", hook

@@ -1,14 +1,16 @@
 """Scopes of the script's variables: its functions, modules, objects and dicts."""
 
+import sys
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType
+from types import CellType, FunctionType, MethodType
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from deadpool_run.worker.codec import attributes_of
 from deadpool_run.worker.process.script_files import own_modules
@@ -27,7 +29,20 @@ from deadpool_run.worker.variables.functions import (
     set_arguments,
     set_defaults,
 )
-from deadpool_run.worker.variables.modules import OF_TORCH, has_variables, is_own_module, parts_of, variable_buffers
+from deadpool_run.worker.variables.library_values import is_immutable
+from deadpool_run.worker.variables.modules import (
+    LEAVES,
+    OF_MODULES,
+    OF_OPTIMIZERS,
+    AttributeTable,
+    FixedTables,
+    buffers_to_keep,
+    hooks_of,
+    is_metric,
+    is_wrapper,
+    parts_of,
+    small_attributes_of,
+)
 from deadpool_run.worker.variables.own_objects import attributes_of_container, container_of, is_own, set_attributes
 from deadpool_run.worker.variables.values import Objects, OpaqueError, ValueWriter
 
@@ -53,55 +68,72 @@ class Scope:
 class Scopes:
     """All scopes, found once: those of objects that the script makes later are parts of values."""
 
-    def __init__(self, protected: Iterable[object], modules: Iterable[tuple[str, nn.Module]]) -> None:
-        """`protected` are objects that are kept otherwise. Of `modules`, which are in these, only the plain attributes are kept."""
+    def __init__(self, protected: Iterable[object], parts: Iterable[tuple[str, Any]]) -> None:
+        """`protected` are objects that are kept otherwise, and `parts` modules and parameters in them, by name."""
         sources = {name: vars(module) for name, module, _ in own_modules()}
         for frame in script_frames():
             sources.setdefault(str(frame.f_globals.get("__name__", "")), frame.f_globals)
         self.modules = frozenset(sources)
         self._found: list[Scope] = []
-        self._objects = Objects()
-        for number, each in enumerate(protected):
-            self._objects.add(f"protected {number}", each)
+        self._fixed: FixedTables[Scope] = FixedTables()
+        self._named: dict[str, int] = {}
+        """How many scopes have a name: a module of the script and a dict of another may agree in it."""
+        self.objects = Objects()
+        """Those whose content is a scope, or is kept otherwise."""
+        objects, inside = [(f"protected {number}", each) for number, each in enumerate(protected)], list(parts)
+        for name, each in (*objects, *inside):
+            self.objects.add(name, each)
         self._functions: set[int] = set()
         self._attributes = Attributes()
         self._add(Scope("functions", self._attributes.read, self._attributes.write, self._attributes.remove))
-        for name, module in modules:
-            self._objects.add(name, module)
-            if is_own_module(module, self.modules):
-                self._add(_attributes_scope(name, module))
+        of_script = [
+            each for each in objects if not isinstance(each[1], nn.Module)
+        ]  # the others are in `parts`, or wrappers
+        of_script += [each for each in inside if not is_wrapper(each[1])]
+        for name, each in of_script:
+            self._add_attached(name, each)
         for frame_name, frame in function_frames():
             self._search(frame_name, local_variables(frame).items())
         for name, variables in sources.items():
             self._search(name, variables.items())
-            self._add(Scope(name, _Variables(variables), variables.update))
+            self._add(Scope(name, AttributeTable(variables), variables.update))
         for scope in self._found:  # which grows: scopes are found in scopes
             self._search(scope.name, scope.read().items())
 
     def __iter__(self) -> Iterator[Scope]:
         """Yield the scopes that there are now."""
+        yield from self._running()
+        yield from self._found
+        yield from self._fixed
+
+    def changing(self) -> Iterator[Scope]:
+        """Yield the scopes without those that are surely as they were when the loop began."""
+        yield from self._running()
+        yield from self._found
+        yield from self._fixed.changed()
+
+    def _running(self) -> Iterator[Scope]:
         for name, frame in function_frames():
             yield Scope(name, partial(local_variables, frame), partial(set_local_variables, frame))
-        yield from self._found
-
-    def name_of(self, obj: object) -> str | None:
-        """Return the name of an object whose content is a scope, or is kept otherwise; None for others."""
-        return self._objects.name_of(obj)
 
     def is_scope(self, obj: object) -> bool:
         """Return whether the content of an object is a scope of its own, or is kept otherwise."""
-        return self._objects.name_of(obj) is not None
+        return self.objects.name_of(obj) is not None
 
     def named(self, name: str) -> Any:
         """Return the object of that name. Raises `KeyError`."""
-        found = self._objects.named(name)
+        found = self.objects.named(name)
         if found is None:
             raise KeyError(name)
         return found
 
     def _add(self, scope: Scope) -> None:
         if len(self._found) < _MOST_SCOPES:
-            self._found.append(scope)
+            self._found.append(self._under_own_name(scope))
+
+    def _under_own_name(self, scope: Scope) -> Scope:
+        count = self._named[scope.name] = self._named.get(scope.name, 0) + 1
+        return scope if count == 1 else replace(scope, name=f"{scope.name} ({count})")
 
     def _search(self, where: str, variables: Iterable[tuple[str, Any]]) -> None:
         for key, value in list(variables):
@@ -137,7 +169,7 @@ class Scopes:
 
     def _is_plain(self, value: dict[str, Any]) -> bool:
         try:
-            ValueWriter(None, self.name_of, self.modules).write(value)
+            ValueWriter(None, self.objects, self.modules).write(value)
         except OpaqueError:
             return False
         return True
@@ -150,19 +182,46 @@ class Scopes:
             self._add_dict(name, value, vars(value))
 
     def _add_class(self, name: str, kind: type) -> None:
-        self._add_named(name, kind, _Variables(vars(kind)), partial(_set_of_class, kind))
+        self._add_named(name, kind, AttributeTable(vars(kind)), partial(_set_of_class, kind))
         for key, method in list(vars(kind).items()):
             self._look_into(f"{name}.{key}", getattr(method, "__func__", method))
+
+    def _add_attached(self, name: str, owner: Any) -> None:
+        """Add what scripts attach to a protected object, or to a module: attributes, and hooks with a state."""
+        if isinstance(owner, nn.Module | Optimizer | Tensor):
+            table = AttributeTable(vars(owner), OF_MODULES if isinstance(owner, nn.Module) else OF_OPTIMIZERS)
+            scope, values = Scope(name, table, vars(owner).update, vars(owner).pop), table()
+            if all(map(self._is_fixed, values.values())):
+                self._fixed.add(self._under_own_name(scope), vars(owner), values)
+            else:
+                self._add(scope)
+            for key, hook in hooks_of(owner):
+                self._look(f"{name}.{key}", hook)
+        elif is_own(type(owner), self.modules):
+            self._add(Scope(f"{name}, attributes", partial(small_attributes_of, owner), partial(set_attributes, owner)))
+
+    def _is_fixed(self, value: Any) -> bool:
+        """Return whether a value never changes in place, as far as snapshots keep it."""
+        kind = type(value)
+        if kind is tuple:
+            return all(type(each) in LEAVES for each in value)
+        is_library_object = kind.__module__.partition(".")[0] not in {
+            *sys.stdlib_module_names,
+            "numpy",
+            "torch",
+            *self.modules,
+        }
+        return kind in LEAVES or is_immutable(value) or self.is_scope(value) or is_library_object
 
     def _add_module(self, name: str, module: nn.Module) -> None:
         """Add a module that is not protected, and those in it."""
         for path, each in parts_of(module):
             if self.is_scope(each):
                 continue
-            self._objects.add(f"{name}{path}", each)
-            if has_variables(each, self.modules):
-                self._add(_attributes_scope(f"{name}{path}", each))
-            if buffers := variable_buffers(each):
+            self.objects.add(f"{name}{path}", each)
+            if is_metric(each) or any(kind.__module__ in self.modules for kind in type(each).__mro__):
+                self._add_attached(f"{name}{path}", each)
+            if buffers := buffers_to_keep(each):
                 self._add(Scope(f"{name}{path}, buffers", partial(dict, buffers), buffers.update, buffers.pop))
 
     def _add_own_dict(self, name: str, kind: type, value: Any) -> None:
@@ -185,7 +244,7 @@ class Scopes:
         write: Callable[[Mapping[str, Any]], Any],
         remove: Callable[[str], object] | None = None,
     ) -> None:
-        self._objects.add(name, value)
+        self.objects.add(name, value)
         self._add(Scope(name, read, write, remove))
 
     def _look_into(self, name: str, function: Any) -> None:
@@ -209,33 +268,6 @@ class Scopes:
         cells.pop("__class__", None)  # of a method that calls super()
         if cells:
             self._add(Scope(f"{name}()", partial(closed_over, cells), partial(_fill, cells)))
-
-
-def _attributes_scope(name: str, module: nn.Module) -> Scope:
-    attributes = vars(module)
-    return Scope(name, _Variables(attributes, OF_TORCH), attributes.update, attributes.pop)
-
-
-class _Variables:
-    """Reads variables. Functions and classes next to them are sorted out once, not in each step."""
-
-    def __init__(self, found: Mapping[str, Any], ignored: Collection[str] = ()) -> None:
-        self._found = found
-        self._ignored = ignored
-        self._size = -1
-        self._names: list[str] = []
-
-    def __call__(self) -> dict[str, Any]:
-        found = self._found
-        if len(found) != self._size:
-            names = [name for name, value in list(found.items()) if _is_variable(name, value)]
-            self._names = [name for name in names if name not in self._ignored]
-            self._size = len(found)
-        return {name: found[name] for name in self._names if name in found}
-
-
-def _is_variable(name: str, value: Any) -> bool:
-    return not name.startswith("__") and not isinstance(value, (FunctionType, BuiltinFunctionType, ModuleType, type))
 
 
 def _with_names(content: Mapping[Any, Any], base: Any = dict) -> dict[str, Any]:

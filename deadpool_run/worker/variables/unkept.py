@@ -1,4 +1,4 @@
-"""Data in variables that snapshots do not keep: checks for changes, and placeholders for lost values.
+"""Data in variables that snapshots do not keep: checks for changes, and stand-ins for lost values.
 
 Most lost values are never read again: a batch, a loss, a list for a plot. So the variable gets a `LostValue`, and only a script
 that uses it is refused.
@@ -80,7 +80,7 @@ class Unkept:
 
 
 class LostValue:
-    """A placeholder for data that was not kept. Using it raises an error. Appending to it, or printing it, has no effect."""
+    """A stand-in for data that was not kept. Using it raises an error. Appending to it, or printing it, has no effect."""
 
     __slots__ = ("_lost_as", "_lost_instead_of")
 

@@ -56,8 +56,9 @@ class ValueReader:
         if tag in library_values.TAGS:
             *names, arguments = parts
             return library_values.of_parts(tag, names, list(map(self.read, arguments)), into, _class)
-        if tag == "scope":
-            return self._scope(parts[0])
+        if tag in ("scope", "id"):
+            found = self._scope(parts[0])
+            return found if tag == "scope" else id(found)
         if tag == "own container":
             return self._own_container(parts, into)
         if tag == "iterator":

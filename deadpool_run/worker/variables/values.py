@@ -33,6 +33,8 @@ SEQUENCES = {each.__name__: each for each in (list, tuple, set, frozenset, deque
 FACTORIES: dict[str, type] = {each.__name__: each for each in (list, dict, set, int, float, str, tuple)}
 """What a `defaultdict` may make its values with, to be made again itself."""
 _INT64 = 1 << 63
+_LEAST_ID = 1 << 16
+"""Python has no object at a lower address."""
 MOST_VALUES = 4096
 """The limit on the numbers, strings and containers of one variable."""
 MOST_NUMBERS = 1 << 17
@@ -70,6 +72,11 @@ class Objects:
         name = self._names.get(id(obj))
         return name if name is not None and self.named(name) is obj else None
 
+    def name_at(self, identity: int) -> str | None:
+        """Return the name of the object that has this identity; None if there is none."""
+        name = self._names.get(identity)
+        return name if name is not None and id(self.named(name)) == identity else None
+
     def named(self, name: str) -> Any:
         """Return the object; None if this process has none of that name."""
         found = self._objects.get(name)
@@ -82,19 +89,19 @@ class ValueWriter:
     def __init__(
         self,
         objects: Objects | None = None,
-        scope_of: Callable[[object], str | None] = lambda _: None,
+        named: Objects | None = None,
         own: Collection[str] = (),
         *,
         copies: TensorCopies | None = None,
         noting: str = "",
     ) -> None:
-        """Without `objects`, identities are not written. `scope_of` names an object whose content is written elsewhere.
+        """Without `objects`, identities are not written. `named` are the objects whose content is written elsewhere.
 
         `own` are the modules whose objects are written with their attributes. Large tensors become `TensorCopy`s out of `copies`.
         With `noting`, objects are added to `objects`, under names that begin so.
         """
         self._objects = objects
-        self._scope_of = scope_of
+        self._named = named or Objects()
         self._own = own
         self._copies = copies or TensorCopies()
         self._noting = noting
@@ -127,16 +134,24 @@ class ValueWriter:
         if kind in _PLAIN:
             return value
         if kind is int:
-            return value if -_INT64 <= value < _INT64 else ["int", str(value)]
+            return self._whole(value)
         if kind is complex:
             return ["complex", value.real, value.imag]
-        if (name := self._scope_of(value)) is not None:
+        if (name := self._named.name_of(value)) is not None:
             return ["scope", name]
         if library_values.is_immutable(value):
             return self._of_library(value)
         if kind in (tuple, frozenset) or self._objects is None:
             return self._content(kind, value)
         return self._identified(self._objects, kind, value)
+
+    def _whole(self, value: int) -> Any:
+        """Return the node of a number. That of `id(parameter)`, say, is another number in another process."""
+        if not -_INT64 <= value < _INT64:
+            return ["int", str(value)]
+        if value < _LEAST_ID or (named := self._named.name_at(value)) is None:
+            return value
+        return ["id", named]
 
     def _identified(self, objects: Objects, kind: type, value: Any) -> Any:
         name = objects.name_of(value)

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-from torch import Tensor, nn
+from torch import Tensor
 
 from deadpool_run.worker.variables.frames import note_loop
+from deadpool_run.worker.variables.modules import LEAVES
 from deadpool_run.worker.variables.scopes import Scope, Scopes
 from deadpool_run.worker.variables.tensors import TensorCopies, TensorCopy, is_data
 from deadpool_run.worker.variables.unkept import LostValue, Unkept, kept_back, raise_refused
@@ -28,8 +29,6 @@ from deadpool_run.worker.variables.values import (
     encoded,
 )
 
-_LEAVES = frozenset({type(None), bool, int, float, complex, str, bytes})
-_FLAT = (list, tuple)
 _LARGE = 1024
 """Elements. A smaller tensor is a loss, a norm or a count, and may be for the log only."""
 _COUNT = 1_000_000
@@ -54,7 +53,7 @@ class _Before:
     """The object, if its content can be kept, or a weak reference to a tensor; an `Unkept` if data is not kept; else a weak
     reference, or None if there can be none."""
     parts: tuple[Any, ...] | None = None
-    """The items of a list of plain values."""
+    """The items of a container of numbers, strings and objects that are known by name."""
     encoded: bytes = b""
     """The node, to compare with."""
 
@@ -85,16 +84,16 @@ class Variables:
     def begin(
         self,
         protected: Iterable[object] = (),
-        modules: Iterable[tuple[str, nn.Module]] = (),
+        parts: Iterable[tuple[str, Any]] = (),
         others: Iterable[Tensor] = (),
     ) -> None:
         """Find the variables; the loop begins.
 
-        `protected` are objects that are kept otherwise, as are `others` and what shares their memory; of `modules`, by name, the
-        plain attributes are kept.
+        `protected` are objects that are kept otherwise, as are `others` and what shares their memory; `parts` are modules and
+        parameters in them, by name.
         """
         note_loop()
-        self._scopes = Scopes(protected, modules)
+        self._scopes = Scopes(protected, parts)
         self._objects = Objects()
         self._copies = TensorCopies(others)
         self._before = {
@@ -113,7 +112,7 @@ class Variables:
         self._unkept, self._earlier, self._number = {}, self._unkept, secrets.randbits(62)
         found: Changed = {}
         writer = self._writer()
-        for scope in self._scopes:
+        for scope in self._scopes.changing():
             before = self._before.get(scope.name, {})
             now = scope.read()
             changed = {
@@ -188,12 +187,13 @@ class Variables:
     def _writer(self, *, noting: str = "") -> ValueWriter:
         assert self._scopes is not None
         scopes = self._scopes
-        return ValueWriter(self._objects, scopes.name_of, scopes.modules, copies=self._copies, noting=noting)
+        return ValueWriter(self._objects, scopes.objects, scopes.modules, copies=self._copies, noting=noting)
 
     def _note(self, name: str, value: Any) -> _Before:
-        parts = None
-        if type(value) in _FLAT and all(type(part) in _LEAVES for part in value):
-            parts = tuple(value)
+        assert self._scopes is not None
+        parts = _items_of(value)
+        if parts is not None and not all(type(part) in LEAVES or self._scopes.is_scope(part) for part in parts):
+            parts = None
         try:
             node = self._writer(noting=name).write(value)
             return _Before(node, weakref.ref(value) if is_data(value) else value, parts, encoded(node))
@@ -298,7 +298,7 @@ def _maybe_changed(now: Mapping[str, Any], before: Mapping[str, _Before]) -> Ite
         if was is not None:
             kept = was.value
             if kept is value:
-                if type(value) in _LEAVES or was.node[0] == "scope" or _is_same(value, was.parts):
+                if type(value) in LEAVES or was.node[0] == "scope" or _is_same(value, was.parts):
                     continue
             elif was.node is _OPAQUE and kept is not None and kept() is value:
                 continue
@@ -321,8 +321,18 @@ def _tensors_of(value: Any) -> Iterator[tuple[str, Tensor]]:
         yield from ((f"[{key!r}]", part) for key, part in parts if issubclass(type(part), Tensor))
 
 
+def _items_of(value: Any) -> tuple[Any, ...] | None:
+    kind = type(value)
+    if kind is list or kind is tuple:
+        return tuple(value)
+    return (*value, *value.values()) if kind is dict else None
+
+
 def _is_same(value: Any, parts: tuple[Any, ...] | None) -> bool:
-    return parts is not None and len(value) == len(parts) and all(map(operator.is_, value, parts))
+    if parts is None:
+        return False
+    now = _items_of(value)
+    return now is not None and len(now) == len(parts) and all(map(operator.is_, now, parts))
 
 
 def _weak(value: Any) -> Any:

@@ -1,6 +1,7 @@
 """Nodes that come or are lost together are one change; timers of the coordinator outlive a turn of the loop."""
 
 import asyncio
+import dataclasses
 import socket
 from types import SimpleNamespace
 
@@ -174,6 +175,38 @@ def test_a_heartbeat_that_is_due_goes_before_the_next_fact_and_at_once():
         followers._timer = loop.call_at(loop.time() - 1, lambda: None)
         followers.heard("n", peers.Fact(ev.TimeAdvanced()))
         assert b"Heartbeat" in theirs.sock.recv(1 << 10, socket.MSG_PEEK), "and the loop has not turned"
+        await followers.end(peers.End(0, ""))
+        end.close()
+
+    within_bound(main())
+
+
+def test_the_end_waits_until_a_majority_has_the_events_of_its_own_turn():
+    """An answer to a heartbeat may be handled before they are sent, and is none to them."""
+
+    async def main():
+        leader, leadership = FakeLeader(), FakeLeadership()
+        leader.welcome = lambda node: (peers.Joined(node, "id", "name", SETTINGS, None),)
+        leadership.answered = lambda _: None
+        leader.mirror = lambda *_: None
+        voters = electorate.Configuration(0, 2, "leader", ("leader", "n"))
+        leadership.agent = dataclasses.replace(leadership.agent, configurations=(voters,))
+        followers = Followers(leader, leadership, LAUNCH)
+        ours, theirs = sealed_pair()
+        end = NodeEnd(theirs)
+        end.send(peers.Join(ev.Place("n"), LAUNCH))
+        followers.connections.accept(ours)
+        await end.hears(2)
+        followers.log.followers.add("n")
+        leader.server.entries, over = 1, []
+        leader.server.on_entry(5.0, ev.StopRequested(0, 1))
+        followers.when_known(lambda: over.append(True))
+        followers.heard("n", peers.HeartbeatAck(0, 1.0, 2, received=2))
+        assert not over
+        assert (await end.hears(3))[2] == peers.LogEntries(0, 0, (peers.LogEntry(5.0, ev.StopRequested(0, 1)),))
+        assert not over
+        followers.heard("n", peers.HeartbeatAck(0, 1.0, 2, received=3))
+        assert over
         await followers.end(peers.End(0, ""))
         end.close()
 

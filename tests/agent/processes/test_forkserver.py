@@ -1,5 +1,6 @@
 """The fork server by itself, with a test in the agent's place."""
 
+import asyncio
 import json
 import os
 import resource
@@ -13,8 +14,10 @@ import uuid
 import pytest
 from kit.cluster import SCRIPTS
 
+from deadpool_run.agent.processes import children
+from deadpool_run.agent.processes.forkserver import ForkServer
 from deadpool_run.agent.processes.forkserver_main import COMMAND, MARK
-from deadpool_run.agent.processes.forkserver_process import ForkServerSpec
+from deadpool_run.agent.processes.forkserver_process import ForkServerProcess, ForkServerSpec
 
 
 @pytest.fixture
@@ -75,3 +78,30 @@ def test_its_processes_keep_the_users_limit_on_open_files():
         assert select.select([forkserver.sock], [], [], 30)[0]
         assert resource.prlimit(forkserver.pid, resource.RLIMIT_NOFILE) == (700, before[1])
     os.waitpid(forkserver.pid, 0)
+
+
+def test_a_child_that_ends_before_it_is_adopted_is_not_reaped_as_a_stranger(member):
+    """As a command that is started by a thread, and ends at once: its exit code is asked for."""
+
+    def end_at_once():
+        pid = os.posix_spawn("/bin/sh", ["sh", "-c", "exit 3"], os.environ)
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        return pid
+
+    async def run():
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        server = ForkServer(ForkServerSpec((), {}), print, ForkServerProcess(member.pid, ours))
+        ended = asyncio.get_running_loop().create_future()
+        with theirs:
+            server.expect()
+            pid = end_at_once()
+            server.reap_strangers()
+            server.adopt(pid, ended.set_result)
+            assert pid in {process.pid for process in server.processes()}
+            assert (await asyncio.wait_for(ended, 30)).code == 3
+            assert pid not in {process.pid for process in server.processes()}
+            server.close()
+            member.kill()
+            await children.wait_gone(server.processes(), 30)
+
+    asyncio.run(run())

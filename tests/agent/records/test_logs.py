@@ -124,6 +124,15 @@ def test_the_filter_hides_other_ranks_from_the_console_only(spec, console, tmp_p
     assert tree(out.root)["attempt_0/0/stdout.log"] == b"hidden\n"
 
 
+def test_a_rank_on_a_gpu_of_a_spare_keeps_the_streams_of_its_first_place(spec, tmp_path):
+    out = Logs(spec(log_dir=tmp_path, redirects={1: Streams.OUT}, devices=3))
+    out.begin(0)
+    write(out.open(2, 1), stdout=b"moved\n")
+    assert out.open(2, 0) == {}
+    out.close()
+    assert tree(out.root) == {"attempt_0/2/stdout.log": b"moved\n"}
+
+
 def test_the_file_of_filtered_lines_is_there_without_a_line(spec, tmp_path):
     out = Logs(spec(log_dir=tmp_path, duplicate_stderr_filters=("loss",)))
     out.begin(0)

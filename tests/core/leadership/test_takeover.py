@@ -40,7 +40,7 @@ def as_known(state: State) -> list[ev.WorkerFound]:
             rank=-1 if member.rank is None else member.rank,
             epoch=0 if member.rank is None else state.epoch,
             ready=member.phase is not MemberPhase.STARTING,
-            preparing=member.phase is MemberPhase.PREPARING or (member.rank is None and member.prepared is not None),
+            prepared=member.phase is MemberPhase.PREPARING or (member.rank is None and member.prepared is not None),
             initialized=state.managed,
             rehearsed=member.replacement and member.phase is not MemberPhase.REHEARSING,
             finished=member.phase is MemberPhase.FINISHED,
@@ -189,6 +189,22 @@ def test_a_spare_that_was_sent_home_is_given_nothing(owners_live):
         assert all(after.members[w].phase in (MemberPhase.DISMISSED, MemberPhase.ENDING) for w in left)
         seen += len(parked)
     assert seen
+
+
+def test_a_spare_whose_order_to_rehearse_the_log_lacks_begins_no_new_world():
+    ended = 0
+    for state in moved_states():
+        if state.phase is not JobPhase.UNPROTECTED:
+            continue
+        for spare in [member for member in state.members.values() if member.phase is MemberPhase.READY]:
+            known = [structs.replace(each, prepared=each.worker == spare.worker) for each in as_known(state)]
+            after, orders = step(state, ev.CoordinatorMoved(7, NODE), ev.NodeResynced(NODE, tuple(known)))
+            assert after.phase in (JobPhase.RESTARTING, JobPhase.STOPPING)
+            assert spare.worker in [
+                order.worker for order in orders if isinstance(order, do.KillWorker | do.TerminateWorker)
+            ]
+            ended += after.phase is JobPhase.RESTARTING
+    assert ended
 
 
 def test_a_smaller_term_changes_nothing():

@@ -255,3 +255,51 @@ def metric_and_activation(rank, _size):
             activation = activations[1 - activations.index(activation)]
 
     return Loop({"model": model, "optimizer": optimizer}, step, blocks_of(model), optimizer)
+
+
+class Slow(torch.optim.Adam):
+    """As hand-written optimizers are: with counts and averages of their own, by parameter or by its identity."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, lr=1e-2)
+        self.calls, self.average, self.seen = 0, {}, {}
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        self.calls += 1
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                average = self.average.setdefault(parameter, torch.zeros_like(parameter))
+                average.mul_(0.9).add_(parameter.grad)
+                self.seen[id(parameter)] = self.seen.get(id(parameter), 0) + 1
+                parameter.count = getattr(parameter, "count", 0) + 1
+                if self.calls > LATER:
+                    parameter.grad.add_(average, alpha=0.1 / (self.seen[id(parameter)] + parameter.count))
+        return super().step(closure)
+
+
+class Damping:
+    """A hook with a state."""
+
+    calls = 0
+
+    def __call__(self, _module, _inputs, output):
+        self.calls += 1
+        return output / (1 + (self.calls % 3 if self.calls > LATER else 0))
+
+
+@item("attributes of optimizer, parameters and modules, by identity, and a hook's")
+def attached(rank, _size):
+    model = ddp(net())
+    optimizer = Slow(model.parameters())
+    first = model.module[0]
+    first.down.register_forward_hook(Damping())
+
+    def step(index):
+        first.up.seen = getattr(first.up, "seen", 0) + 1
+        later = first.up.seen if index > LATER else 0
+        (model(data(index, rank)).pow(2).mean() / (1 + later)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return Loop({"model": model, "optimizer": optimizer}, step, blocks_of(model), optimizer)

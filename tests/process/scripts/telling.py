@@ -16,6 +16,7 @@ def tell(kind, **fields):
     line = {
         "kind": kind,
         "rank": int(os.environ.get("RANK", "0")),
+        "local_rank": int(os.environ.get("LOCAL_RANK", "0")),
         "pid": os.getpid(),
         "worker": int(os.environ.get("DEADPOOL_WORKER", "-1")),
         "restart": int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),

@@ -26,7 +26,7 @@ class Offer:
 
 
 def sent_by(node):
-    return node.replicator.status()["sent_bytes"]
+    return node.replicator.traffic().sent_bytes
 
 
 # --- chunks ----------------------------------------------------------------------------------------------------------
@@ -71,8 +71,8 @@ async def test_what_a_rank_of_the_buddy_has_at_the_same_version_is_not_sent():
         await a.until(lambda: a.told[0][0] == (4,))
         assert b.copy_of(0, 4) == WEIGHTS + b"rank 0, also its own, and longer"
         assert sent_by(a) < SMALL
-        assert a.replicator.status()["spared_bytes"] >= len(WEIGHTS) - CHUNK_BYTES
-        assert a.replicator.status()["spared_bytes"] + sent_by(a) < 2 * len(WEIGHTS)
+        assert a.replicator.traffic().spared_bytes >= len(WEIGHTS) - CHUNK_BYTES
+        assert a.replicator.traffic().spared_bytes + sent_by(a) < 2 * len(WEIGHTS)
 
 
 @in_loop
@@ -147,7 +147,7 @@ async def test_ranks_with_nothing_in_common_are_sent_whole():
             a.capture(0, version)
             await a.until(lambda version=version: 0 in a.told and version in a.told[0][0])
             assert b.copy_of(0, version) == content(0, version)
-        assert a.replicator.status()["spared_bytes"] == 0
+        assert a.replicator.traffic().spared_bytes == 0
 
 
 @in_loop

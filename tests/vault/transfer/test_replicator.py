@@ -1,19 +1,13 @@
 """Copies between nodes, as their agents see it."""
 
-import asyncio
-import logging
-import mmap
-import threading
 from types import SimpleNamespace
 
 import pytest
-from vault_kit import LIMIT_S, FakeBuddy, cluster, connect, content, in_loop, off
+from vault_kit import FakeBuddy, cluster, connect, content, in_loop, off
 
 from deadpool_run.agent.node.node import LocalNode
 from deadpool_run.ids import Rank, Version
 from deadpool_run.vault import segments
-from deadpool_run.vault.transfer import receiver, sender
-from deadpool_run.view import memory_plan
 from deadpool_run.wire.peers import Buddies
 
 
@@ -281,12 +275,12 @@ async def test_after_a_roll_back_nothing_is_sent_twice_and_all_of_it_is_reported
         a.holds(4, 5)
         a.copies_to(b)
         await a.until_safe(0, 4, 5)
-        sent = a.replicator.status()["sent_bytes"]
+        sent = a.replicator.traffic().sent_bytes
         for node in (b, a):
             node.replicator.discard_above(7, Version(4))
         assert a.told[0] == ((), False, 7)
         await a.until_safe(0, 4, timeline=7)
-        assert a.replicator.status()["sent_bytes"] == sent, "the buddy has this content already"
+        assert a.replicator.traffic().sent_bytes == sent, "the buddy has this content already"
         a.empty_above(0, 4)
         a.capture(0, 5, token=1)
         await a.until_safe(0, 4, 5, timeline=7)
@@ -347,123 +341,3 @@ async def test_a_replicator_closes_whatever_it_does(busy):
         await a.close()
         assert a.loop.time() - began < 2
         peer.close()
-
-
-@in_loop
-async def test_a_copy_is_taken_only_while_there_is_memory_for_it(caplog, monkeypatch):
-    refused = threading.Event()
-    monkeypatch.setattr(
-        receiver._LOG, "filter", lambda record: record.levelno < logging.WARNING or refused.set() or True
-    )
-    async with cluster("a", "b") as (a, b):
-        entry = b.vault.status_page.rank_entries[3]
-        a.holds(0)
-        a.copies_to(b)
-        await a.until_safe(0, 0)
-        entry.growing = 1 << 60  # a worker of b's is about to take all that there is
-        a.capture(0, 1)
-        a.capture(0, 2)
-        assert await asyncio.to_thread(refused.wait, LIMIT_S)
-        assert b.replicator.status()["without_memory"] == 1
-        assert b.replicator.versions(Rank(0)) == (0,)
-        assert b.copy_of(0, 0) == content(0, 0), "a copy is not given up for one that does not come"
-        entry.growing = 0
-        a.capture(0, 3)  # the owner also tries again by itself, ever more rarely
-        await a.until_safe(0, 3)
-        assert b.replicator.status()["without_memory"] == 0
-        assert b.vault.status_page.growing == 0
-        assert len([record for record in caplog.records if "no memory for a copy of rank 0" in record.message]) == 1
-
-
-@in_loop
-async def test_a_buddy_that_has_no_memory_for_a_while_is_reported_until_it_takes_a_copy(monkeypatch):
-    monkeypatch.setattr(sender, "_REFUSED_S", 0.1)
-    async with cluster("a", "b") as (a, b):
-        entry = b.vault.status_page.rank_entries[3]
-        a.holds(0)
-        a.copies_to(b)
-        await a.until_safe(0, 0)
-        assert a.refusals == []
-        entry.growing = 1 << 60
-        a.capture(0, 1)
-        await a.until(lambda: a.refusals)
-        assert a.refusals == [(0, "b", True)]
-        a.replicator.report_all()
-        assert a.refusals == [(0, "b", True)] * 2, "a new leader does not know"
-        a.replicator.set_buddies({Rank(0): ()})
-        a.replicator.set_buddies({Rank(0): (b.peer,)})
-        await a.until(lambda: a.refusals[2:])
-        assert a.refusals[2:] == [(0, "b", True)], "it is tried again, and has no memory still"
-        entry.growing = 0
-        await a.until_safe(0, 0, 1)
-        await a.until(lambda: a.refusals[3:])
-        assert a.refusals[3:] == [(0, "b", False)]
-
-
-@in_loop
-async def test_copies_take_no_more_than_the_limit_and_what_is_dropped_does_not_count():
-    async with cluster("a", "b", memory_limit=1 << 20) as (a, b):
-        page = b.vault.status_page
-        a.capture(0, 0, body=bytes(400_000))
-        a.seal(0)
-        a.copies_to(b)
-        await a.until_safe(0, 0)
-        assert 400_000 < page.taken < 450_000
-        a.capture(0, 1, body=bytes(400_000))
-        await a.until_safe(0, 0, 1)
-        assert 800_000 < page.taken <= 1 << 20
-        a.capture(0, 2, body=bytes(400_000))  # the oldest goes first
-        await a.until_safe(0, 1, 2)
-        assert 800_000 < page.taken <= 1 << 20
-        assert page.growing == 0
-        assert b.replicator.status()["without_memory"] == 0
-        b.replicator.keep(())
-        assert page.taken == 0
-
-
-@in_loop
-async def test_a_copy_takes_as_many_segments_as_the_plan_says():
-    async with cluster("a", "b") as (a, b):
-        a.capture(0, 0, body=bytes(4_000_000))
-        a.seal(0)
-        a.copies_to(b)
-        await a.until_safe(0, 0)
-        for version in range(1, 6):
-            a.capture(0, version, body=bytes(4_000_000))
-            await a.until_safe(0, version - 1, version)
-        assert b.vault.status_page.taken // 4_000_000 == memory_plan.SEGMENTS_PER_COPY
-
-
-@in_loop
-async def test_the_memory_of_a_rank_counts_once_wherever_it_moves():
-    async with cluster("a", "b") as (a, b):
-        a.holds(0)
-        a.copies_to(b)
-        await a.until_safe(0, 0)
-        copied = b.vault.status_page.taken
-        assert copied > len(content(0, 0))
-        assert await b.seat(0) is None
-        assert b.vault.status_page.taken == copied - 2 * mmap.PAGESIZE, "a rank's transcript is small, and not counted"
-        a.replicator.keep({Rank(0)})
-        a.replicator.left(Rank(0))
-        assert a.vault.status_page.taken > len(content(0, 0))
-        a.replicator.keep(())
-        assert a.vault.status_page.taken == 0
-
-
-@in_loop
-async def test_without_memory_a_copy_that_its_owner_has_dropped_makes_room_for_the_next():
-    async with cluster("a", "b") as (a, b):
-        bodies = [bytes([version]) * 200_000 for version in range(4)]
-        a.capture(0, 0, body=bodies[0])
-        a.seal(0)
-        a.copies_to(b)
-        await a.until_safe(0, 0)
-        a.capture(0, 1, body=bodies[1])
-        await a.until_safe(0, 0, 1)
-        b.vault.status_page.rank_entries[3].growing = 1 << 60
-        a.capture(0, 2, body=bodies[2])
-        await a.until_safe(0, 1, 2)
-        a.capture(0, 3, body=bodies[3])
-        await a.until_safe(0, 2, 3)
-        assert b.replicator.status()["without_memory"] == 0

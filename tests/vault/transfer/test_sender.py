@@ -4,16 +4,15 @@ import os
 import socket
 
 import pytest
-from vault_kit import KIB, FakeBuddy, Node, content, digests_of, in_loop, off
+from vault_kit import KIB, FakeBuddy, Node, digests_of, in_loop, off
 
 from deadpool_run.ids import Rank, Version
 from deadpool_run.vault import segments
 from deadpool_run.vault.status_page import BUSY
-from deadpool_run.vault.transfer import exchange, framing
+from deadpool_run.vault.transfer import exchange, framing, headers
 from deadpool_run.vault.transfer.chunks import DIGEST_BYTES
 from deadpool_run.vault.transfer.framing import Outcome
 from deadpool_run.vault.transfer.headers import Go, No
-from deadpool_run.wire.typed import to_json
 
 LARGE = os.urandom(32 * KIB * KIB)
 """More than the sockets between two ends take in."""
@@ -195,7 +194,7 @@ async def test_nonsense_for_an_answer_is_not_believed(answer):
     async with Pair() as (owner, buddy):
         owner.capture(0, 1)
         await begin(owner, buddy)
-        framing.send_frame(buddy.connection, to_json(answer))
+        headers.send(buddy.connection, answer)
         await off(buddy.accept)  # another connection, on which it is offered again
         assert (await off(buddy.offered)).version == 1
         assert owner.told[0] == ((), False, 0)
@@ -265,8 +264,7 @@ async def test_a_cap_on_bandwidth_holds():
         assert await off(buddy.take, offer) is Outcome.WHOLE
         took = owner.loop.time() - began
         assert took > (offer.nbytes - exchange.PIECE_BYTES) / rate * 0.9
-        report = owner.replicator.status()
-        assert report["sent_bytes"] == offer.nbytes
+        assert owner.replicator.traffic().sent_bytes == offer.nbytes
 
 
 @in_loop
@@ -275,22 +273,10 @@ async def test_the_report_has_the_time_of_the_last_copy_and_of_its_hashing():
     async with Pair(bandwidth=rate) as (owner, buddy):
         owner.capture(0, 1, body=LARGE[: 8 * KIB * KIB])
         offer = await begin(owner, buddy)
-        assert owner.replicator.status()["copied_s"] == 0.0
+        assert owner.replicator.traffic().copied_s == 0.0
         await buddy.accepts(offer)
         await owner.until(lambda: owner.told[0] == ((1,), False, 0))
-        report = owner.replicator.status()
-        assert report["copied_s"] > (offer.nbytes - exchange.PIECE_BYTES) / rate * 0.9
-        assert 0.0 < report["hashed_s"] < report["copied_s"]
-
-
-@in_loop
-async def test_the_report_shows_how_far_buddies_are_behind():
-    async with Pair() as (owner, buddy):
-        owner.capture(0, 1)
-        offer = await begin(owner, buddy)
-        await buddy.accepts(offer)
-        await owner.until(lambda: owner.told[0] == ((1,), False, 0))
-        owner.capture(0, 2)
-        report = owner.replicator.status()
-        assert report["ranks"] == {0: {"newest": 2, "safe": 1, "transcript": False, "lag": 1}}
-        assert report["sent_bytes"] == offer.nbytes > len(content(0, 1))
+        traffic = owner.replicator.traffic()
+        assert traffic.copied_s > (offer.nbytes - exchange.PIECE_BYTES) / rate * 0.9
+        assert 0.0 < traffic.hashed_s < traffic.copied_s
+        assert traffic.sent_bytes == offer.nbytes > len(LARGE[: 8 * KIB * KIB])

@@ -88,7 +88,7 @@ async def test_what_the_buddy_has_is_left_out_of_every_part(small_parts):
         a.capture(0, 3, body=same + other)
         await a.until(lambda: 0 in a.told and a.told[0][0] == (3,))
         assert b.copy_of(0, 3) == same + other
-        assert a.replicator.status()["sent_bytes"] < 1.2 * BODY_BYTES
+        assert a.replicator.traffic().sent_bytes < 1.2 * BODY_BYTES
 
 
 @in_loop

@@ -59,6 +59,8 @@ NAMES = {
     "_StorageInfo": [Place("torch/distributed/checkpoint/filesystem.py")],
     "_StridedShard": [Place("torch/distributed/tensor/placement_types.py")],
     "_add_ephemeral_timeout": [_stub("ProcessGroup", (2, 14))],
+    "_backward_hooks": [Place("torch/_C/__init__.pyi", "TensorBase")],
+    "_post_accumulate_grad_hooks": [Place("torch/_tensor.py", "Tensor")],
     "_buffers": [Place("torch/nn/modules/module.py", "Module")],
     "_check_p2p_op_list": [C10D],
     "_clear_DTensor_sharding_propagator_cache": [Place("torch/_C/__init__.pyi")],

@@ -13,47 +13,13 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
-from kit import fake_device
+from device_kit import Device, on_both, reduced, run
 from kit.world import TIMEOUT, later
 
-from deadpool_run.errors import AttachError, ScriptError
+from deadpool_run.errors import AttachError
 from deadpool_run.worker.device import choose
 from deadpool_run.worker.groups.registry import GroupState
 from deadpool_run.worker.groups.transcript import Transcript
-
-NCCL = pytest.param(
-    "nccl",
-    marks=[pytest.mark.gpu, pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")],
-)
-on_both = pytest.mark.parametrize("kind", ["fake", NCCL])
-
-
-class Device:
-    """What a test asks of either device."""
-
-    def __init__(self, kind, member):
-        self.fake = fake_device.use() if kind == "fake" else None
-        if self.fake is None:
-            torch.cuda.set_device(member.rank % torch.cuda.device_count())
-        self.place = choose.device_backend().place()
-        member.new_registry()
-
-    def full(self, value, *shape):
-        return torch.full(shape or (4,), float(value), device=self.place)
-
-    def check(self):
-        """Assert that nothing was done that NCCL forbids: NCCL itself may hang or crash instead."""
-        assert self.fake is None or self.fake.violations == []
-
-
-def run(make_world, kind, target, *args, size=2):
-    return make_world(size).run(target, kind, *args)
-
-
-def reduced(device, value=1):
-    tensor = device.full(value)
-    dist.all_reduce(tensor)
-    return tensor.tolist()
 
 
 def barriers(member, kind):
@@ -371,22 +337,6 @@ def test_a_collective_whose_peer_is_lost_hangs_until_the_abort(make_world, kind)
     handles[1].process.join()
 
 
-def captures(member, kind):
-    device = Device(kind, member)
-    member.start()
-    device.fake.capturing = True
-    with pytest.raises(ScriptError, match="captured"):
-        dist.all_reduce(device.full(1))
-    device.fake.capturing = False
-    got = reduced(device)
-    member.registry.shut_down()
-    return got
-
-
-def test_a_collective_in_a_captured_graph_is_refused(make_world):
-    assert run(make_world, "fake", captures) == [[2.0] * 4] * 2
-
-
 def asks(member, kind):
     device = Device(kind, member)
     member.start()
@@ -440,30 +390,3 @@ def times_out(member, kind):
 def test_a_wait_with_a_timeout_aborts_the_communicator(make_world):
     """So nothing of ours may wait in slices, as for Gloo."""
     assert all(run(make_world, "fake", times_out))
-
-
-def finds_an_error(member, kind):
-    device = Device(kind, member)
-    member.start()
-    reduced(device)
-    member.meet("ready")
-    member.registry.begin_step()
-    assert not member.registry.find_failure()
-    device.fake.communicators[0].error = "COMM_ERROR"
-    assert member.registry.find_failure()
-    assert member.registry.find_failure(), "it is drained"
-    assert (member.registry.state, member.registry.intact) == (GroupState.DRAINING, False)
-    assert member.registry.step_failed
-    member.meet("found")
-    member.registry.attach(member.store, "e2", TIMEOUT)
-    assert member.registry.intact
-    got = reduced(device)
-    device.check()
-    member.registry.shut_down()
-    return member.failures, got
-
-
-def test_an_error_that_the_library_finds_by_itself_starts_a_repair(make_world):
-    for failures, got in run(make_world, "fake", finds_an_error):
-        assert failures == ["fake reports COMM_ERROR of the group '0'"]
-        assert got == [2.0] * 4

@@ -13,6 +13,8 @@ from torch._C import _distributed_c10d as native
 from torch.distributed import _symmetric_memory
 
 from deadpool_run.errors import ScriptError
+from deadpool_run.vault.status_page import DeviceLibrary
+from deadpool_run.view.collectives import expected
 from deadpool_run.worker.compat import nccl as compat
 from deadpool_run.worker.device import choose
 from deadpool_run.worker.device.backend import GroupSpec
@@ -161,8 +163,12 @@ def test_the_reconfigurable_class_is_made_without_a_gpu_and_looks_for_its_peers(
 def test_the_reconfigurable_class_is_the_one_that_torch_itself_would_use(monkeypatch):
     monkeypatch.delenv("TORCH_DIST_USE_NCCL2", raising=False)
     assert compat.has_reconfigurable() is hasattr(dist, "ProcessGroupNCCL2")
+    assert expected(torch.__version__, 1, os.environ).name.lower() == (
+        "nccl2" if compat.has_reconfigurable() else "nccl"
+    )
     monkeypatch.setenv("TORCH_DIST_USE_NCCL2", "0")
     assert not compat.has_reconfigurable()
+    assert expected(torch.__version__, 1, os.environ) is DeviceLibrary.NCCL
 
 
 @without_a_gpu

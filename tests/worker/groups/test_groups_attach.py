@@ -159,9 +159,10 @@ def is_stuck_in_gloo(member):
     member.start()
     member.registry.abort()
     if member.rank == 1:
-        member.store.set("e2/@1", json.dumps({"endpoint": ["127.0.0.1", 1], "groups": ["0"]}))
+        mine = json.dumps({"endpoint": ["127.0.0.1", 1], "groups": ["0"]})
+        member.store.set("e2/@1", mine)
         if member.store.add("e2/@come", 1) == 2:
-            member.store.set("e2/@go", "all")
+            member.store.set("e2/@go", f"[{member.store.get('e2/@0').decode()},{mine}]")
         member.store.wait(["done"], TIMEOUT)
         return None
     free_what_was_cut(member)
@@ -171,6 +172,36 @@ def is_stuck_in_gloo(member):
     wait_for_threads(before[0])
     member.store.set("done", "1")
     return raised, busy, threads() - before[0], descriptors() - before[1]
+
+
+def meets_garbage(member, entry):
+    """The store's port is open to others: what they write there is no member."""
+    member.start()
+    member.registry.abort()
+    if member.rank == 1:
+        member.store.set("e2/@1", entry)
+        member.store.wait(["e2/@0"], TIMEOUT)
+        if member.store.add("e2/@come", 1) == 2:
+            member.store.set("e2/@go", f"[{member.store.get('e2/@0').decode()},{entry}]")
+        return None
+    with pytest.raises(AttachError) as raised:
+        member.registry.attach(member.store, "e2", TIMEOUT)
+    return str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("entry", "why"),
+    [
+        ("what", "a member's entry in the store is none: not JSON"),
+        ('{"endpoint": ["127.0.0.1"], "groups": []}', "a member's entry in the store is none: not a list"),
+        (
+            '{"endpoint": ["::1", 1], "groups": []}, {"endpoint": ["::1", 1], "groups": []}',
+            "has 3 entries of 2 members",
+        ),
+    ],
+)
+def test_an_entry_that_is_no_members_fails_the_attach(make_world, entry, why):
+    assert why in make_world(2).run(meets_garbage, entry)[0]
 
 
 def test_an_attach_that_is_stuck_in_gloo_is_left_at_once_and_ends_by_itself(make_world):

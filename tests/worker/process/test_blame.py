@@ -106,6 +106,22 @@ def test_the_network_and_the_machine_are_nobodys_where_our_code_noticed():
     assert blame(of_script("open('/no/such/file')")) is Blame.SCRIPT
 
 
+@pytest.mark.parametrize(
+    ("text", "whose"),
+    [
+        ("CUDA error: uncorrectable ECC error encountered\nCUDA kernel errors might be", Blame.DEVICE),
+        ("CUDA error: uncorrectable NVLink error detected during the execution", Blame.DEVICE),
+        ("CUDA error: CUDA-capable device(s) is/are busy or unavailable", Blame.DEVICE),
+        ("CUDA error: an illegal memory access was encountered", Blame.SCRIPT),
+        ("CUDA out of memory. Tried to allocate 2.00 GiB", Blame.SCRIPT),
+    ],
+)
+def test_a_gpu_that_failed_is_nobodys_fault_wherever_it_shows(text, whose):
+    error = torch.AcceleratorError(text) if hasattr(torch, "AcceleratorError") else RuntimeError(text)
+    code = compile("raise error", "/home/user/train.py", "exec")
+    assert blame(raised(lambda: exec(code, {"error": error}))) is whose
+
+
 def test_errors_that_we_raise_on_purpose_name_who_is_to_blame():
     for error in (ScriptError("x"), RefusedError("x"), SnapshotError("x"), StepAborted("x")):
         assert blame(raised(beneath(hooks, error)["slip"])) is Blame.SCRIPT

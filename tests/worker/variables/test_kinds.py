@@ -359,6 +359,83 @@ def test_a_variable_holds_the_protected_object_that_it_held():
     assert run(taken, steps=2) == (True, True, True)
 
 
+class Counting(torch.optim.SGD):
+    """An optimizer with state beside torch's."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, 0.1)
+        self.calls, self.slow = 0, {}
+
+
+class Scaling:
+    """A hook with a state."""
+
+    calls = 0
+
+    def __call__(self, _module, _inputs, output):
+        self.calls += 1
+        return output * self.calls
+
+
+def attached(model):
+    """Return what changes things that are attached to a protected model and its optimizer, and reads them."""
+    optimizer, hook, ids, best = Counting(model.parameters()), Scaling(), {}, None
+    model[0].register_forward_hook(hook)
+    model[0].weight.seen = 0
+    model.steps = 0
+
+    def bump():
+        nonlocal best
+        optimizer.calls += 1
+        for parameter in model.parameters():
+            optimizer.slow[parameter] = optimizer.slow.get(parameter, torch.zeros(())) + 1
+            ids[id(parameter)] = ids.get(id(parameter), 0) + 2
+        model[0].weight.seen += 1
+        model[0].weight.last = model[0].weight.seen * 2
+        model.steps += 1
+        model[1].p = 0.1 * model.steps
+        best = model[0].weight if model.steps % 2 else model[0].bias
+        return (
+            *(optimizer.calls, [float(optimizer.slow[each]) for each in model.parameters()]),
+            *([ids[id(each)] for each in model.parameters()], model[0].weight.seen, model[0].weight.last, model[1].p),
+            *(best is model[0].weight, float(model(torch.ones(1)).sum()) if hook.calls < 99 else 0),
+        )
+
+    return optimizer, bump
+
+
+def run_attached(taken, *, until, and_then=0):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(1, 2), torch.nn.Dropout(0.0)).eval()
+    optimizer, bump = attached(model)
+    variables = Variables()
+    parts = [*((f"model.{path}", each) for path, each in model.named_modules()), *model.named_parameters()]
+    variables.begin([model, optimizer], parts)
+    for step in range(until + and_then):
+        bump()
+        if step == until - 1 and not taken:
+            taken.append(variables.take())
+    variables.put(taken[0])
+    return bump(), bump()
+
+
+def test_what_scripts_attach_to_protected_objects_comes_back():
+    taken = Taken()
+    expected = run_attached(taken, until=STEPS)
+    assert run_attached(Taken(), until=STEPS, and_then=1) == expected
+    assert run_attached(taken, until=2) == expected
+
+
+def test_a_protected_object_may_have_the_name_of_the_scripts_module():
+    model, variables = torch.nn.Linear(1, 1), Variables()
+    model.scale = None
+    variables.begin([model], [(__name__, model)])
+    taken = variables.take()
+    model.scale = 2
+    variables.put(taken)
+    assert model.scale is None
+
+
 def generator():
     def numbers():
         yield from range(99)

@@ -223,15 +223,17 @@ def test_larger_tensors_are_found_wherever_they_are():
     assert not [name for name in found if "bias" in name]
 
 
-def test_a_protected_object_is_left_alone():
+def test_a_protected_object_gets_its_numbers_back_and_its_data_is_left_to_it():
     protected, variables = Tracker(), Variables()
+    protected.memory = [torch.zeros(2)]
     variables.begin([protected])
     taken = variables.take()
     protected.n = 5
+    protected.memory.append(torch.ones(2))
     held = protected
     variables.put(taken)
     assert protected is held
-    assert protected.n == 5
+    assert (protected.n, len(protected.memory)) == (0, 2)
 
 
 def test_reading_variables_keeps_no_tensor_alive():

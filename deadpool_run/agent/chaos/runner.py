@@ -1,0 +1,155 @@
+"""Injects the faults of a plan into the job of this leader, as a user of `kill-rank` would, and judges the run."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from deadpool_run.agent.chaos.plan import ChaosPlan, Draw, PlannedFault
+from deadpool_run.agent.console import tell
+from deadpool_run.coordinator.tasks import Tasks
+from deadpool_run.core.effects import Incident
+from deadpool_run.core.injection import KillHow
+from deadpool_run.view.client import ControlRefusedError
+from deadpool_run.view.health import Status
+from deadpool_run.view.victims import REPAIRED_IN
+
+_LOOK_S = 0.05
+"""Time between two looks at a job that a fault waits for."""
+
+
+@dataclass(slots=True)
+class Injection:
+    """A fault that was injected, into this worker."""
+
+    worker: int
+    how: KillHow
+    spare: bool
+    generation: int
+    repaired: bool = False
+
+    def is_answered(self, generation: int) -> bool:
+        """Return whether a repair, or a restart of the world, has answered it. The loss of a spare needs none."""
+        return self.spare or self.repaired or generation > self.generation
+
+
+class Chaos:
+    """One rehearsal, in the running loop."""
+
+    def __init__(self, plan: ChaosPlan, ask: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> None:
+        """Begin. Faults wait until the job is protected. `ask` answers requests as `coordinator.requests` lists them."""
+        self._plan, self._ask = plan, ask
+        self.injected: list[Injection] = []
+        self._tasks = Tasks(lambda error: tell(f"chaos: no more faults: {error!r}", level="error"))
+        tell(f"chaos: {plan.words()}; seed {plan.seed}", event="chaos_planned", seed=plan.seed)
+        for number in range(len(plan.faults)):
+            self._tasks.start(self._inject_all(number))
+
+    async def _inject_all(self, number: int) -> None:
+        fault = self._plan.faults[number]
+        first_step = fault.at_step or 0
+        await self._running()
+        for draw in self._plan.draws(number):
+            await asyncio.sleep(draw.wait_s)
+            while not self._inject(fault, draw, first_step):  # noqa: ASYNC110 - phases change without an event
+                await asyncio.sleep(_LOOK_S)
+            first_step = 0
+
+    async def _running(self) -> None:
+        while self._ask({"do": "status"}).get("phase") != "running":  # noqa: ASYNC110 - as above
+            await asyncio.sleep(_LOOK_S)
+
+    def _inject(self, fault: PlannedFault, draw: Draw, step: int) -> bool:
+        """Inject the fault, if it is due now; return whether it was."""
+        status = self._ask({"do": "status"})
+        victims = fault.victims
+        # A fault that does not name a phase waits until earlier ones are answered, so that each is judged by itself.
+        may_fail = status.get("phase") in REPAIRED_IN if fault.phase else self._is_calm(status)
+        if not (may_fail and victims.reached(status, step) and victims.seen_in(status, fault.phase)):
+            return False
+        if fault.phase:
+            ranks = [rank for rank in status["ranks"] if rank.get("activity") == fault.phase or not victims.drawn]
+            status = {**status, "ranks": ranks}
+        try:
+            chosen = victims.chosen(status, draw.victim)
+        except ControlRefusedError:
+            return False  # no spare is ready, or the rank's place is empty
+        done = [self._kill(each, draw.how, status, spare=victims.spare) for each in chosen]
+        return any(done)
+
+    def _is_calm(self, status: Status) -> bool:
+        """Return whether the job trains, and every rank that was hit is repaired: found, and with a step behind it."""
+        generation = int(status.get("generation", 0))
+        return status.get("phase") == "running" and all(each.is_answered(generation) for each in self.injected)
+
+    def _kill(self, victim: Mapping[str, Any], how: KillHow, status: Status, *, spare: bool) -> bool:
+        name = "a spare" if spare else f"rank {victim['rank']}"
+        target = (
+            {"do": "kill-spare", "worker": victim["worker"]} if spare else {"do": "kill-rank", "rank": victim["rank"]}
+        )
+        answer = self._ask({**target, "how": how.value})
+        if "error" in answer:
+            return False
+        self.injected.append(Injection(int(answer["worker"]), how, spare, int(status.get("generation", 0))))
+        tell(
+            f"chaos: {name} gets {how.value}, fault {len(self.injected)}",
+            event="fault_injected",
+            rank=None if spare else victim["rank"],
+            how=how.value,
+        )
+        return True
+
+    def repaired(self, incident: Incident) -> None:
+        """Note a repair."""
+        workers = {loss.worker for loss in incident.losses}
+        for each in self.injected:
+            each.repaired = each.repaired or each.worker in workers
+
+    def stop(self) -> None:
+        """Inject nothing more."""
+        self._tasks.cancel()
+
+    def verdict(self, exit_code: int, generation: int) -> dict[str, Any]:
+        """Return what became of the faults. `generation` is that of the world at the end."""
+        ranks = [each for each in self.injected if not each.spare]
+        restarted = sum(not each.repaired and generation > each.generation for each in ranks)
+        repaired = sum(each.repaired for each in ranks)
+        return {
+            "seed": self._plan.seed,
+            "injected": len(self.injected),
+            "hows": dict(Counter(each.how.value for each in self.injected)),
+            "spares": len(self.injected) - len(ranks),
+            "repaired": repaired,
+            "restarted": restarted,
+            "open": sum(not each.is_answered(generation) for each in ranks),
+            "survived": exit_code == 0,
+            "exit_code": exit_code,
+        }
+
+
+def verdict_line(verdict: Mapping[str, Any], cost: Mapping[str, float], reason: str) -> str:
+    """Return the verdict as a line for the user. `cost` is that of the status object."""
+    hows = ", ".join(f"{count} {how}" for how, count in sorted(verdict["hows"].items()))
+    parts = [f"{_count(verdict['injected'], 'fault')} injected{f' ({hows})' if hows else ''}"]
+    for name, text in (
+        ("repaired", "repaired in place"),
+        ("restarted", "answered by a restart of the world"),
+        ("spares", "of spares"),
+        ("open", "not repaired before the end"),
+    ):
+        if verdict[name]:
+            parts.append(f"{verdict[name]} {text}")
+    parts += [
+        f"{_count(int(cost['steps_repeated']), 'step')} repeated",
+        f"{cost['lost_s']:.1f} s lost",
+        f"goodput {100 * cost['goodput']:.1f} %",
+    ]
+    end = (
+        "the run survived" if verdict["survived"] else f"the run ended with exit code {verdict['exit_code']}: {reason}"
+    )
+    return f"chaos (seed {verdict['seed']}): {', '.join(parts)}; {end}"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"

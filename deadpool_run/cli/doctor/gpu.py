@@ -1,0 +1,143 @@
+"""`doctor --gpu`: on this machine's GPUs, the cost of a step, and a killed rank with the phases of its repair.
+
+Each layout is trained three times: with torchrun, with deadpool-run, and with deadpool-run and a killed rank, whose weights
+must be those of the second.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from deadpool_run.agent.console import installed_version
+from deadpool_run.cli.check.run import end_of
+from deadpool_run.cli.doctor.findings import Finding, Grade
+from deadpool_run.text import size
+
+LAYOUTS = ("ddp", "fsdp2")
+MOST_RANKS = 8
+COLUMNS = (
+    "GPUs",
+    "torch",
+    "library",
+    "layout",
+    "torchrun, ms a step",
+    "ms a step",
+    "repair, s",
+    "phases, s",
+    "weights",
+)
+_FATAL_STEP = 20
+_LINES_SHOWN = 15
+_END_S = 30.0
+_PHASES = ("detected", "drained", "promoted", "rehearsed", "restored", "attached", "first_step")
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What one layout came to."""
+
+    finding: Finding
+    row: str
+    """Of the report's table; empty if it failed."""
+
+
+def too_few(gpus: int) -> Finding:
+    """Return the finding of a machine on which nothing can be measured."""
+    what = "no GPU is visible" if gpus == 0 else "only one GPU is visible, and NCCL needs one for each of two ranks"
+    return Finding(
+        Grade.NOTE, "gpu", f"{what} (device nodes /dev/nvidia*, CUDA_VISIBLE_DEVICES): nothing was measured on GPUs"
+    )
+
+
+def measure(environment: Mapping[str, str], ranks: int, timeout_s: float) -> Iterator[Measured]:
+    """Yield what each layout comes to with this many ranks. A run may take up to `timeout_s`."""
+    for layout in LAYOUTS:
+        with tempfile.TemporaryDirectory(prefix="deadpool-doctor-", ignore_cleanup_errors=True) as folder:
+            yield _Layout(environment, layout, ranks, timeout_s, Path(folder)).measure()
+
+
+def report(rows: list[str]) -> str:
+    """Return the table to paste into a report."""
+    head = [f"| {' | '.join(COLUMNS)} |", "| --- " * len(COLUMNS) + "|"]
+    return "\n".join([*head, *rows]) + "\n"
+
+
+class _FailedError(Exception):
+    """A run did not end as it should; the text says how, with its last lines."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    environment: Mapping[str, str]
+    layout: str
+    ranks: int
+    timeout_s: float
+    home: Path
+
+    def measure(self) -> Measured:
+        torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(self.ranks))
+        try:
+            theirs = self._run("torchrun", torchrun, -1)
+            unfailed = self._run("unfailed", self._ours("unfailed"), -1)
+            killed = self._run("killed", self._ours("killed"), _FATAL_STEP)
+            (incident,) = self._incidents()
+        except (_FailedError, ValueError) as error:
+            return Measured(Finding(Grade.BAD, self.layout, str(error)), "")
+        is_exact = [each["digest"] for each in killed] == [each["digest"] for each in unfailed]
+        phases = {name: incident[f"{name}_s"] for name in _PHASES if incident.get(f"{name}_s") is not None}
+        seconds, peak = max(phases.values()), max(each["peak_bytes"] for each in killed)
+        step, base = unfailed[0]["step_ms"], theirs[0]["step_ms"]
+        text = (
+            f"{step:.1f} ms a step (torchrun {base:.1f}); a killed rank was replaced in {seconds:.2f} s; "
+            f"{f'at most {size(peak)} of a GPU; ' if peak else ''}the weights are "
+            f"{'exact' if is_exact else 'not those without a failure: NCCL may have chosen other rings (docs/gpu.md)'}"
+        )
+        cells = (
+            f"{self.ranks} x {unfailed[0]['device']}",
+            installed_version("torch"),
+            unfailed[0]["library"],
+            self.layout,
+            f"{base:.1f}",
+            f"{step:.1f}",
+            f"{seconds:.2f}",
+            ", ".join(f"{name} {value:.2f}" for name, value in phases.items()),
+            "exact" if is_exact else "differ",
+        )
+        return Measured(
+            Finding(Grade.OK if is_exact else Grade.BAD, self.layout, text), f"| {' | '.join(map(str, cells))} |"
+        )
+
+    def _ours(self, name: str) -> tuple[str, ...]:
+        job = ("--nproc-per-node", str(self.ranks), "--spares", "1", "--run-dir", str(self.home / name / "run"))
+        options = ("--standalone", "--no-slurm", "--no-config", "--log-dir", os.devnull, *job)
+        return (sys.executable, "-P", "-m", "deadpool_run", "run", *options)
+
+    def _run(self, name: str, launcher: tuple[str, ...], fatal_step: int) -> list[dict[str, Any]]:
+        """Return what each rank measured."""
+        folder = self.home / name
+        folder.mkdir()
+        training = ("-m", "deadpool_run.worker.check.measured", self.layout, str(folder), str(fatal_step))
+        env = {name: value for name, value in self.environment.items() if not name.startswith(("DEADPOOL_", "PET_"))}
+        with (folder / "output").open("w+b") as output:
+            process = subprocess.Popen(  # noqa: S603 - our own
+                [*launcher, *training], stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=env
+            )
+            code = end_of(process, self.timeout_s, _END_S)
+        told = [folder / f"rank-{rank}.json" for rank in range(self.ranks)]
+        if code or code is None or not all(path.exists() for path in told):
+            lines = (folder / "output").read_text(errors="replace").splitlines()[-_LINES_SHOWN:]
+            how = f"did not end within {self.timeout_s:g} s" if code is None else f"ended with exit code {code}"
+            raise _FailedError("\n    ".join([f"the run {name!r} {how}; its last lines:", *lines]))
+        return [json.loads(path.read_text(encoding="utf-8")) for path in told]
+
+    def _incidents(self) -> list[dict[str, Any]]:
+        """Return the repairs in the journal of the run with a killed rank."""
+        _leader, *lines = (self.home / "killed" / "run" / "journal.jsonl").read_text(encoding="utf-8").splitlines()
+        effects = [effect for line in lines for effect in json.loads(line)["effects"]]
+        return [effect["incident"] for effect in effects if effect["type"] == "ReportIncident"]

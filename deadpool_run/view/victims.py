@@ -1,0 +1,68 @@
+"""Choice of the ranks, or the spare, that an injected fault hits. Pure."""
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from deadpool_run.errors import UsageError
+from deadpool_run.view.client import ControlRefusedError
+from deadpool_run.view.health import Status, ready_spares
+
+ACTIVITIES = ("setup", "rehearsal", "step", "optimizer", "between", "drained", "restoring", "attaching")
+"""Phases of a rank that a fault may wait for."""
+REPAIRED_IN = frozenset({"running", "repairing", "finishing"})
+"""Phases of a job in which a lost rank is replaced in place."""
+
+
+@dataclass(frozen=True, slots=True)
+class Victims:
+    """What fails: exactly one of these is set."""
+
+    rank: int | None = None
+    drawn: bool = False
+    node: str | None = None
+    spare: bool = False
+
+    def __post_init__(self) -> None:
+        if (self.rank is not None) + self.drawn + (self.node is not None) + self.spare != 1:
+            raise UsageError("name one of RANK, --random, --node and --spare\nfor example `deadpool-run kill-rank 1`")
+
+    def words(self) -> str:
+        """Return it in words."""
+        if self.rank is not None:
+            return f"rank {self.rank}"
+        if self.node is not None:
+            return f"all ranks of node {self.node}"
+        return "a spare" if self.spare else "a random rank"
+
+    def chosen(self, status: Status, draw: random.Random) -> list[Mapping[str, Any]]:
+        """Return the ranks or the spare that fail now. Raises `ControlRefusedError`."""
+        ranks = status.get("ranks", [])
+        if self.spare:
+            spares = ready_spares(status)
+            if not spares:
+                raise ControlRefusedError("no spare is ready now")
+            return [draw.choice(spares)]
+        if self.rank is not None and self.rank >= len(ranks):
+            raise ControlRefusedError(f"there is no rank {self.rank}: ranks are 0 to {len(ranks) - 1}")
+        if self.rank is not None:
+            return [ranks[self.rank]]
+        alive = [rank for rank in ranks if rank.get("pid") is not None]
+        found = [draw.choice(alive)] if self.drawn and alive else [rank for rank in alive if rank["node"] == self.node]
+        if not found:
+            names = sorted({str(rank.get("node")) for rank in ranks})
+            raise ControlRefusedError(f"no rank is on node {self.node}: nodes with ranks are {', '.join(names)}")
+        return found
+
+    def reached(self, status: Status, step: int) -> bool:
+        """Return whether the rank, or any if none is named, has completed so many steps."""
+        return max((rank.get("step") or 0 for rank in self._concerned(status)), default=0) >= step
+
+    def seen_in(self, status: Status, activity: str) -> bool:
+        """Return whether the rank is in this phase now; an empty one is any."""
+        return not activity or any(rank.get("activity") == activity for rank in self._concerned(status))
+
+    def _concerned(self, status: Status) -> list[Mapping[str, Any]]:
+        ranks: list[Mapping[str, Any]] = list(status.get("ranks", []))
+        return ranks if self.rank is None else ranks[self.rank : self.rank + 1]

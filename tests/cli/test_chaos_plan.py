@@ -1,0 +1,94 @@
+"""The plan of a rehearsal, from words and from a file, and what is refused."""
+
+import pytest
+
+from deadpool_run.agent.chaos.plan import PlannedFault
+from deadpool_run.cli.options.chaos_plan import Limits, read_plan
+from deadpool_run.core.injection import KillHow
+from deadpool_run.errors import UsageError
+from deadpool_run.view.victims import Victims
+
+LIMITS = Limits(4, has_spares=True, finds_hangs=True)
+
+
+def plan(value, limits=LIMITS):
+    return read_plan(str(value), 99, limits)
+
+
+def test_words_name_what_fails_how_and_when():
+    made = plan("kill every 60s; kill rank 1 with hang,sigkill every 30s-90s count 3; kill a spare at step 40; seed 7")
+    assert made.seed == 7
+    assert made.faults == (
+        PlannedFault(Victims(drawn=True), every_s=(60.0, 60.0)),
+        PlannedFault(Victims(rank=1), (KillHow.HANG, KillHow.SIGKILL), (30.0, 90.0), count=3),
+        PlannedFault(Victims(spare=True), at_step=40),
+    )
+    assert plan("kill node a every 1m").faults[0].victims == Victims(node="a")
+    assert plan("kill every 60s").seed == 99
+
+
+def test_a_file_says_the_same(tmp_path):
+    path = tmp_path / "plan.yaml"
+    path.write_text(
+        "seed: 7\nfaults:\n  - every: 60s\n  - {rank: 1, how: [hang, sigkill], every: 30s-90s, count: 3}\n"
+        "  - spare: true\n    at_step: 40\n"
+    )
+    assert plan(path) == plan(
+        "seed 7; kill every 60s; kill rank 1 with hang,sigkill every 30s-90s count 3; kill spare at step 40"
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ("kill evry 60s", "did you mean `every`?"),
+        ("kill every", "`every` needs a value"),
+        ("kill every soon", "'soon': not a time"),
+        ("kill every 90s-30s", "not a time, or times from the least to the most"),
+        ("kill", "nothing says when"),
+        ("kill rank 4 every 60s", "write a rank from 0 to 3"),
+        ("kill rank 1 spare every 60s", "`rank` and `spare` exclude each other"),
+        ("kill with nuke every 60s", "write one of sigkill,"),
+        ("kill rank 1 phase lunch every 60s", "not a phase"),
+        ("kill at step 4 count 2", "a count needs `every`"),
+        ("kill every 60s; murder", "a part begins with `kill`"),
+        ("seed 7", "no fault in this plan"),
+        ("nosuch.yaml", "cannot be read: No such file"),
+    ],
+)
+def test_words_that_are_not_right_are_refused(words, why):
+    with pytest.raises(UsageError) as refused:
+        plan(words)
+    assert why in str(refused.value)
+    assert "\n" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("faults:\n  - every: 60s\n    hows: exit\n", "line 3: `hows` is not known here\ndid you mean `how`?"),
+        ("seed: x\nfaults:\n  - every: 60s\n", "line 1: seed 'x': seed is a whole number"),
+        ("faults:\n  - rank: 1\n", "line 2: nothing says when"),
+        ("faults:\n  - every: 60s\n  - every: 0s\n", "line 3: every '0s': not a time"),
+        ("faults:\n  - every: {a: 1}\n", "line 2: every: not a value"),
+        ("faults:\n  every: 60s\n", "line 1: faults: not a list"),
+        ("faults:\n  - kill\n", "line 2: not a mapping"),
+        ("faults:\n  - every: 60s\n    every: 30s\n", "line 3: `every` is there twice"),
+        ("faults: [\n", "not YAML"),
+        ("", "line 1: not a mapping"),
+        ("faults: []\n", "no fault in this plan"),
+    ],
+)
+def test_a_file_that_is_not_right_is_refused_with_the_line(tmp_path, text, why):
+    path = tmp_path / "plan.yaml"
+    path.write_text(text)
+    with pytest.raises(UsageError) as refused:
+        plan(path)
+    assert why in str(refused.value)
+
+
+def test_a_plan_must_fit_the_job():
+    bare = Limits(4, has_spares=False, finds_hangs=False)
+    for words, why in (("kill spare every 60s", "no spares"), ("kill with hang every 60s", "--hang-timeout 0")):
+        with pytest.raises(UsageError, match=why):
+            plan(words, bare)

@@ -1,0 +1,42 @@
+"""What the conformance tests share: a world of ranks on the fake device, or on NCCL where there are two GPUs."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from kit import fake_device
+
+from deadpool_run.worker.device import choose
+
+NCCL = pytest.param(
+    "nccl",
+    marks=[pytest.mark.gpu, pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")],
+)
+on_both = pytest.mark.parametrize("kind", ["fake", NCCL])
+
+
+class Device:
+    """What a test asks of either device."""
+
+    def __init__(self, kind, member):
+        self.fake = fake_device.use() if kind == "fake" else None
+        if self.fake is None:
+            torch.cuda.set_device(member.rank % torch.cuda.device_count())
+        self.place = choose.device_backend().place()
+        member.new_registry()
+
+    def full(self, value, *shape):
+        return torch.full(shape or (4,), float(value), device=self.place)
+
+    def check(self):
+        """Assert that nothing was done that NCCL forbids: NCCL itself may hang or crash instead."""
+        assert self.fake is None or self.fake.violations == []
+
+
+def run(make_world, kind, target, *args, size=2):
+    return make_world(size).run(target, kind, *args)
+
+
+def reduced(device, value=1):
+    tensor = device.full(value)
+    dist.all_reduce(tensor)
+    return tensor.tolist()
