@@ -314,9 +314,9 @@ class Agent(NodeSide):
     def write(self, now: float, event: ev.Event) -> None:
         self.log.append((now, event))
         self.log_heard_at = self.now
-        self.mind, _ = election.step(self.mind, el.LogFollowed(el.LogIndex(self.mind.term, len(self.log))), self.now)
         for log_follower in self.log_followers():
             self.send_entry(log_follower, len(self.log) - 1, now, event)
+        self.think(el.LogFollowed(el.LogIndex(self.mind.term, len(self.log))))
 
     def send_entry(self, log_follower: str, index: int, now: float, event: ev.Event) -> None:
         term = self.mind.term

@@ -7,6 +7,8 @@ from outages import Fault
 from planted import ELECTION_PLANTS, LEADER_PLANTS
 from workers import Worker
 
+from deadpool_run.core import events as ev
+from deadpool_run.core.leadership import quorum
 from deadpool_run.core.settings import Settings
 from deadpool_run.core.transitions import JobPhase
 
@@ -106,6 +108,20 @@ def test_the_leader_dies_while_a_replacement_sets_up_beside_its_store(kind):
             Fault(5.0, "worker", 2), Fault(5.1 + 0.03 * seed, kind), spare_nodes=1, seed=seed, log_delay_s=0.02
         )
         assert cluster.run() == "every rank finished"
+
+
+def test_a_leader_that_is_cut_off_stops_its_workers_though_it_decides_just_then():
+    cluster = job(Fault(4.0, "cut leader"))
+    leader, clock = cluster.leader, cluster.clock
+    while clock.now < 4.5:
+        clock.run_next()
+    due = quorum.governed_at(leader.mind) + quorum.SUSPEND * agents.T - leader.skew
+    clock.at(due + 5e-10, lambda: leader.decide(ev.TimeAdvanced()))  # before its alarm, which is as late as 1e-9
+    while clock.now < due + 1e-6:
+        clock.run_next()
+    assert leader.decides()
+    assert leader.mind.suspended
+    assert all(worker.suspended for worker in cluster.on(leader.name))
 
 
 def test_the_swarm_goes_where_it_matters():
