@@ -284,7 +284,8 @@ class Simulation:
             return
         first = fault.whom % len(alive)
         lost = (alive[first:] + alive[:first])[:count]
-        self.uncovered_losses += not self.is_covered() or len(lost) > min(self.settings.replicas, len(alive) - 1)
+        copied_to = [node for node in alive if not self.state.is_left(node.name)]
+        self.uncovered_losses += not self.is_covered() or len(lost) > min(self.settings.replicas, len(copied_to) - 1)
         for node in lost:
             self.storage.lose(node.name)
             self.nodes_lost.append(self.clock.now)
