@@ -63,6 +63,11 @@ def test_a_mesh_of_two_dimensions_is_drawn_for_ranks_that_fill_it():
     assert {job.ranks for job in jobs if job.loop.get("wrap") in ("hsdp", "tp")} == {2, 4}
 
 
+def test_no_pipeline_steps_its_optimizer_between_microbatches():
+    jobs = [draw(seed) for seed in (*range(2000), 630685923938)]
+    assert not [job.seed for job in jobs if job.loop.get("wrap") == "pp" and job.breach == "stepped-in-backward"]
+
+
 @pytest.mark.timeout(300)
 def test_a_job_with_a_part_of_most_kinds_is_exact(tmp_path):
     verdict = run(SMALL, tmp_path / "exact")
