@@ -195,8 +195,8 @@ class Copies:
     def serve(self, sock: Any) -> None:
         sock.close()
 
-    def status(self) -> dict[str, int]:
-        return dict.fromkeys(peers.Traffic.__struct_fields__, 0)
+    def traffic(self) -> peers.Traffic:
+        return peers.Traffic(**dict.fromkeys(peers.Traffic.__struct_fields__, 0))
 
     def close(self) -> None:
         self.closed = True
