@@ -86,6 +86,15 @@ def test_a_weight_that_is_wrong_in_its_last_bit_is_found(tmp_path):
     assert "(pid" in (tmp_path / "wrong" / "verdict.txt").read_text()
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_loss_before_the_trial_of_a_loop_that_accumulates_gradients_is_repaired(tmp_path):
+    """The survivor had updated weights, its replacement had not: one began the trial, and the other did not."""
+    job = dataclasses.replace(draw(730303248420), deaths=("rank=0,at=after,how=sigsegv,step=3",), strikes=())
+    verdict = run(job, tmp_path / "lost")
+    assert (verdict.outcome, verdict.happened) == ("exact", 1), verdict.words
+
+
 SPENT = "rank 0 died (the world was started again 3 times; 3 are allowed)"
 
 
