@@ -1,5 +1,6 @@
 """All that accompanies a job at its leader: the lines for the user and what losses cost, samples, and what options ask for."""
 
+import asyncio
 import os
 from typing import Protocol
 
@@ -41,7 +42,7 @@ class Observers:
     def __init__(self, spec: LaunchSpec, output: Logs, job: ObservedJob, parent: Parent, *, was_led: bool) -> None:
         """`was_led`: another agent has led this run before."""
         self._spec, self._job = spec, job
-        self._log = UserLog(spec, output, was_led=was_led)
+        self._log = UserLog(spec, output, was_led=was_led, clock=asyncio.get_running_loop().time)
         self._samples: Samples | None = None
         self._chaos: Chaos | None = None
         self._metrics: Metrics | None = None
