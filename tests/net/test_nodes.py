@@ -170,6 +170,7 @@ def test_a_partition_of_three_and_one(fleet, net, reference):
     job.check_repaired(reference("ddp", STEPS), ranks[lost], others(lost))
 
 
+@pytest.mark.slow
 def test_of_two_and_two_the_side_with_two_voters_decides_and_the_other_stops(fleet, net):
     """Three hosts are needed, so that the job ends there too; and both say why."""
     job, _ = begun(fleet, options=("--join-timeout", "5"))

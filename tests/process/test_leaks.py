@@ -6,7 +6,7 @@ import pytest
 from kit.choice import often
 from kit.processes import wait_dead, wait_gone
 
-KEPT = {"script.py", "journal.jsonl", "run.json", "logs"}
+KEPT = {"script.py", "journal.jsonl", "samples.jsonl", "run.json", "logs"}
 """What the user may want to read after the end."""
 
 

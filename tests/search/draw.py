@@ -235,6 +235,8 @@ def _break(dice: random.Random, loop: dict[str, Any], _ranks: int) -> None:
             loop["data"] = dice.choice(("keyed", "global"))
         case "iterator":
             loop["data"] = "iterator"
+        case "stepped-in-backward" if loop["wrap"] == "pp":  # its next microbatch needs the weights as they were
+            loop |= {"breach": "data-write", "every": 1}
         case "stepped-in-backward":
             loop |= {"scaler": "", "micro": 1, "every": 1, "clip": False, "scheduler": "", "optimizers": ["momentum"]}
             loop["zero_redundancy"] = False

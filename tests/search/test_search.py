@@ -63,6 +63,11 @@ def test_a_mesh_of_two_dimensions_is_drawn_for_ranks_that_fill_it():
     assert {job.ranks for job in jobs if job.loop.get("wrap") in ("hsdp", "tp")} == {2, 4}
 
 
+def test_no_pipeline_steps_its_optimizer_between_microbatches():
+    jobs = [draw(seed) for seed in (*range(2000), 630685923938)]
+    assert not [job.seed for job in jobs if job.loop.get("wrap") == "pp" and job.breach == "stepped-in-backward"]
+
+
 @pytest.mark.timeout(300)
 def test_a_job_with_a_part_of_most_kinds_is_exact(tmp_path):
     verdict = run(SMALL, tmp_path / "exact")
@@ -79,6 +84,15 @@ def test_a_weight_that_is_wrong_in_its_last_bit_is_found(tmp_path):
     assert verdict.outcome == "silently different", verdict.words
     assert Job.read((tmp_path / "wrong" / "job.json").read_text()) == planted
     assert "(pid" in (tmp_path / "wrong" / "verdict.txt").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_loss_before_the_trial_of_a_loop_that_accumulates_gradients_is_repaired(tmp_path):
+    """The survivor had updated weights, its replacement had not: one began the trial, and the other did not."""
+    job = dataclasses.replace(draw(730303248420), deaths=("rank=0,at=after,how=sigsegv,step=3",), strikes=())
+    verdict = run(job, tmp_path / "lost")
+    assert (verdict.outcome, verdict.happened) == ("exact", 1), verdict.words
 
 
 SPENT = "rank 0 died (the world was started again 3 times; 3 are allowed)"

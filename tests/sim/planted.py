@@ -166,8 +166,8 @@ def a_re_entry_that_failed_is_tried_again(patch):
     patch.setattr(repair, "can_reenter", lambda member: member.phase is MemberPhase.DRAINING)
     honest = Decision.order
 
-    def order(decision, given):
-        honest(decision, given)
+    def order(decision, given, **changes):
+        honest(decision, given, **changes)
         if isinstance(given, do.AbortStep) and decision.state.members[given.worker].reentered:
             decision.set_member(given.worker, phase=MemberPhase.DRAINING)
 

@@ -134,10 +134,10 @@ class Storage:
     def skip(self, rank: int, version: int) -> None:
         self.skipped[rank] = version
 
-    def empty_above(self, rank: int, version: int) -> None:
-        slots = self.nodes[self.homes[rank]].slots
+    def empty_above(self, rank: int, version: int, node: str) -> None:
+        slots = self.nodes[node].slots
         slots[rank] = [slot if slot is None or slot[0] <= version else None for slot in slots[rank]]
-        if self.skipped[rank] > version:
+        if self.homes.get(rank) == node and self.skipped[rank] > version:
             self.skipped[rank] = -1
 
     # --- between nodes -------------------------------------------------------------------------------------------
@@ -200,10 +200,11 @@ class Storage:
                 if held <= version:
                     self._send(rank, (held, token), epoch)
 
-    def fetch(self, source: str, rank: int, version: int) -> bool:
-        """Bring a snapshot to the rank's present home; tell whether it could be had."""
+    def fetch(self, source: str, rank: int, version: int, node: str) -> bool:
+        """Bring a snapshot to the node of a worker that had the rank, and may have lost it; tell whether it could be had."""
         token = self.nodes[source].has(rank).get(version) if self.nodes[source].alive else None
         if token is not None:
-            self.nodes[self.homes[rank]].slots[rank] = [(version, token), None]
-            self._send(rank, (version, token), max(self.epochs.values(), default=0))
+            self.nodes[node].slots[rank] = [(version, token), None]
+            if self.homes.get(rank) == node:
+                self._send(rank, (version, token), max(self.epochs.values(), default=0))
         return token is not None

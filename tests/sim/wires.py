@@ -150,8 +150,8 @@ class CutStorage(Storage):
         elif source.alive and self.nodes[name].alive:  # the connection does not know yet, and tries again
             self._clock.after(0.1, lambda: self._arrive(source, name, rank, snapshot, epoch))
 
-    def fetch(self, source: str, rank: int, version: int) -> bool:
-        return self.reaches(source, self.homes[rank]) and super().fetch(source, rank, version)
+    def fetch(self, source: str, rank: int, version: int, node: str) -> bool:
+        return self.reaches(source, node) and super().fetch(source, rank, version, node)
 
 
 class CutGathering(Gathering):

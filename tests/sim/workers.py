@@ -306,7 +306,7 @@ class Worker:
         assert order.epoch == self.epoch, f"resumed for epoch {order.epoch} in {self.epoch}"
         assert self.mode in (Mode.DRAINED, Mode.REHEARSED), f"resumed while {self.mode}"
         self.mode = Mode.RESTORING
-        self.sim.storage.empty_above(self.rank, order.version)
+        self.sim.storage.empty_above(self.rank, order.version, self.node)
         if self.has_state or order.version in self.sim.storage.held(self.rank, self.node):
             assert order.source is None, "a snapshot that is here is to be fetched"
             self.then(0.1, lambda: self._restored(order.version))
@@ -314,11 +314,17 @@ class Worker:
             self.then(0.2, lambda: self._fetch(order.source or self.node, order.version))
 
     def _fetch(self, source: str, version: int) -> None:
-        if self.sim.storage.fetch(source, self.rank, version):
+        if self.sim.storage.fetch(source, self.rank, version, self.node):
             self._restored(version)
         else:
-            assert not self._can_reach(source), f"{source} was to hold {version} of rank {self.rank}, and does not"
+            owed = self._is_counted_on() and self._can_reach(source)
+            assert not owed, f"{source} was to hold {version} of rank {self.rank}, and does not"
             self._no_fetch(source)
+
+    def _is_counted_on(self) -> bool:
+        """Tell whether the leader has it hold its rank. A node that was given up may obey late."""
+        member = self.sim.state.members.get(self.number)
+        return member is not None and member.rank == self.rank
 
     def _restored(self, version: int) -> None:
         if not (self.has_state and self.held_live and self.completed == version):

@@ -38,10 +38,10 @@ class _Collector(Collector):
 class MetricsServer:
     """The server of one leader. If its port cannot be had, a line says so, and the job goes on."""
 
-    def __init__(self, address: tuple[str, int], ask: Ask, status_page: StatusPage) -> None:
+    def __init__(self, address: tuple[str, int], ask: Ask, page: Callable[[], StatusPage]) -> None:
         """Listen. `ask` answers requests as `coordinator.requests` lists them."""
         host, port = address
-        self._ask, self._page = ask, status_page
+        self._ask, self._page = ask, page
         self._repairs = RepairTimes()
         self._version = installed_version("deadpool-run")
         self._registry = CollectorRegistry(auto_describe=False)
@@ -75,7 +75,7 @@ class MetricsServer:
         self._repairs.add(incident)
 
     def _collect(self) -> Iterable[Metric]:
-        return families(self._ask({"do": "status"}), self._page, self._repairs, self._version)
+        return families(self._ask({"do": "status"}), self._page(), self._repairs, self._version)
 
     def close(self) -> None:
         """Serve no more."""

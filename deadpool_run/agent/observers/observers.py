@@ -1,5 +1,6 @@
 """All that accompanies a job at its leader: the lines for the user and what losses cost, samples, and what options ask for."""
 
+import asyncio
 import os
 from typing import Protocol
 
@@ -14,6 +15,7 @@ from deadpool_run.agent.spec import LaunchSpec
 from deadpool_run.coordinator.requests import RequestHandler
 from deadpool_run.coordinator.server import CoordinatorServer
 from deadpool_run.core.effects import Announce, Incident, ReportIncident
+from deadpool_run.vault.status_page import StatusPage
 
 
 class ObservedJob(Protocol):
@@ -40,8 +42,7 @@ class Observers:
     def __init__(self, spec: LaunchSpec, output: Logs, job: ObservedJob, parent: Parent, *, was_led: bool) -> None:
         """`was_led`: another agent has led this run before."""
         self._spec, self._job = spec, job
-        self._page = job.node.vault.status_page
-        self._log = UserLog(spec, output, was_led=was_led)
+        self._log = UserLog(spec, output, was_led=was_led, clock=asyncio.get_running_loop().time)
         self._samples: Samples | None = None
         self._chaos: Chaos | None = None
         self._metrics: Metrics | None = None
@@ -59,7 +60,7 @@ class Observers:
 
     def report(self, order: Announce | ReportIncident) -> None:
         """Print a decision or a repair."""
-        self._log.report(order, self._page)
+        self._log.report(order, self._page())
         if isinstance(order, ReportIncident):
             self._repaired(order.incident)
 
@@ -74,7 +75,7 @@ class Observers:
 
     def protected(self) -> None:
         """Print that the job is protected, the first time."""
-        self._log.protected(self._page)
+        self._log.protected(self._page())
 
     def cost(self) -> dict[str, float]:
         """Return what repairs have cost, for viewers."""
@@ -83,13 +84,16 @@ class Observers:
     def ended(self, exit_code: int, reason: str) -> None:
         """Print how the run ended."""
         state = self._job.server.state
-        self._log.ended(exit_code, self._page, managed=state.managed)
+        self._log.ended(exit_code, self._page(), managed=state.managed)
         if self._chaos is not None:
             verdict = self._chaos.verdict(exit_code, state.generation)
             line = verdict_line(verdict, self.cost(), reason)
             tell(
                 line, event="chaos_verdict", level="info" if verdict["survived"] else "error", **verdict, **self.cost()
             )
+
+    def _page(self) -> StatusPage:
+        return self._job.node.vault.status_page
 
     def close(self, *, wait: bool) -> None:
         """End all of it. `wait`: wait a moment for the disk, as the process ends."""

@@ -39,13 +39,13 @@ def sample(status_page: StatusPage, now: float) -> bytes:
 class Samples:
     """The file of one leader, written by a thread. What a disk does not take is left out."""
 
-    def __init__(self, run_dir: Path, status_page: StatusPage, clock: Callable[[], float]) -> None:
-        """Take the first sample now. `clock` is the coordinator's."""
+    def __init__(self, run_dir: Path, page: Callable[[], StatusPage], clock: Callable[[], float]) -> None:
+        """Take the first sample now. `page` returns the present status page: each start of a world makes one. `clock` is the coordinator's."""
         path = run_dir / SAMPLES_NAME
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         self._sink = Sink("deadpool-samples", 1 << 16, stays=False)
         self._stream = Stream(self._sink, lambda: os.open(path, flags, 0o600))
-        self._page, self._clock = status_page, clock
+        self._page, self._clock = page, clock
         self._loop = asyncio.get_running_loop()
         self._began_at = self._loop.time()
         self._timer: asyncio.TimerHandle | None = None
@@ -53,7 +53,7 @@ class Samples:
 
     def take(self) -> None:
         """Take one more, as at the end of a repair."""
-        self._stream.put(sample(self._page, self._clock()))
+        self._stream.put(sample(self._page(), self._clock()))
 
     def _take(self) -> None:
         self.take()

@@ -4,6 +4,7 @@ Without --verbose a repair is one line when the loss is known, and one when it i
 """
 
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import assert_never
 
@@ -43,9 +44,11 @@ class Cost:
 class UserLog:
     """The lines of one leader. `was_led`: another agent has led this run before, and has printed the first lines."""
 
-    def __init__(self, spec: LaunchSpec, output: Logs, *, was_led: bool) -> None:
+    def __init__(
+        self, spec: LaunchSpec, output: Logs, *, was_led: bool, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._spec, self._output = spec, output
-        self._began_at = time.monotonic()
+        self._clock, self._began_at = clock, clock()
         self.cost = Cost()
         self._was_protected = was_led
         if not was_led:
@@ -61,7 +64,7 @@ class UserLog:
     @property
     def up_s(self) -> float:
         """How long this agent has led the run."""
-        return time.monotonic() - self._began_at
+        return self._clock() - self._began_at
 
     def summary(self) -> dict[str, float]:
         """Return what repairs have cost, for viewers."""

@@ -12,7 +12,6 @@ from typing import Annotated
 import typer
 
 from deadpool_run.agent.console import tell
-from deadpool_run.cli.runs.events import entries, journals_of, texts, timed
 from deadpool_run.cli.runs.find import Run, RunDir, RunId, RunState, find_run, run_at
 from deadpool_run.cli.runs.follow import follow
 from deadpool_run.errors import NoSuchRunError
@@ -73,6 +72,8 @@ def events(
     Times are local, and derived from the start of the run. On several machines the journals of all leaders are shown, as far
     as they are on this machine.
     """
+    from deadpool_run.cli.runs.events import journals_of  # noqa: PLC0415 - a launch does without the core until then
+
     run = find_run(run_dir, run_id, os.environ)
 
     def find() -> list[Path]:
@@ -94,6 +95,8 @@ def _lines(path: Path, run: Run, *, following: bool) -> Iterator[str]:
 
 
 def _entry_lines(lines: Iterator[str], started: datetime | None, *, as_json: bool) -> Iterator[str]:
+    from deadpool_run.cli.runs.events import entries, texts, timed  # noqa: PLC0415 - as above
+
     for at, entry in timed(entries(lines), started):
         found = list(texts(entry))
         if as_json:

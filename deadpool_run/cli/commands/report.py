@@ -9,9 +9,6 @@ from typing import Annotated
 import typer
 
 from deadpool_run.agent.console import tell
-from deadpool_run.cli.report.history import read_history
-from deadpool_run.cli.report.page import page
-from deadpool_run.cli.report.trace import trace
 from deadpool_run.cli.runs.find import RunDir, RunId, find_run
 from deadpool_run.errors import UsageError
 
@@ -34,6 +31,10 @@ def report(
 
     The page is one file that loads nothing. On several machines it has what this machine knows: run it where the leader was.
     """
+    from deadpool_run.cli.report.history import read_history  # noqa: PLC0415 - a launch does without the core until then
+    from deadpool_run.cli.report.page import page  # noqa: PLC0415 - as above
+    from deadpool_run.cli.report.trace import trace  # noqa: PLC0415 - as above
+
     if run is not None and (run_dir is not None or run_id is not None):
         raise UsageError("RUN excludes --run-dir and --run-id\nremove one of them")
     if run is not None:

@@ -161,11 +161,11 @@ class LoopMember(RepairParticipant):
     def close_step(self) -> None:
         """Complete the step when the loop asks for the next, unless a peer was lost in it."""
         index, self.session.step = self.session.step, None
-        step_failed = not self.rehearsing and self._failed_at_end()
-        if index == REHEARSAL_STEPS - 1:
-            self._rehearsal.buckets = list(map(has_buckets, self.snapshots.protected.ddps()))
         assert index is not None
-        self._late.watch(self.snapshots.protected.ddps() if index or not self._rehearsal.optimizers else ())
+        step_failed, ddps = not self.rehearsing and self._failed_at_end(), self.snapshots.protected.ddps()
+        if index == REHEARSAL_STEPS - 1:
+            self._rehearsal.buckets = list(map(has_buckets, ddps))
+        self._late.watch(ddps if index or not self._rehearsal.optimizers else ())
         if self.rehearsing:
             return
         if index and not (step_failed or self.trial.running):  # DDP cannot decide in the first step
@@ -216,7 +216,9 @@ class LoopMember(RepairParticipant):
 
     def learn_replicas(self) -> None:
         """After attaching: agree whether the trial is still due, and note which replicas differ as before the loss."""
-        self.trial.interrupt(due=any_rank(self.trial.stage is not Trial.Stage.OVER))
+        due = any_rank(self.trial.stage is not Trial.Stage.OVER)
+        self.trial.interrupt(due=due)
+        self._updates.ever = due and any_rank(self._updates.ever)  # a replacement has not seen earlier updates
         super().learn_replicas()
 
     @property
@@ -234,9 +236,7 @@ class LoopMember(RepairParticipant):
 
         If such a step has no collectives either (`no_sync`), ranks would run steps apart.
         """
-        if self._updates.begun or not self._optimizers:
-            return True
-        return self.snapshots.copy_thread.settle_version(self.completed)
+        return self._updates.begun or not self._optimizers or self.snapshots.copy_thread.settle_version(self.completed)
 
     def _failed_at_end(self) -> bool:
         """Return whether a peer is known to be lost in the step. On a device that may show when the next step ends."""

@@ -115,7 +115,7 @@ def _is_small(value: Any) -> bool:
 def is_metric(module: nn.Module) -> bool:
     """Return whether a module has state of its own, but nothing that can be trained."""
     is_of_torch = type(module).__module__.partition(".")[0] == "torch"
-    return not is_of_torch and next(module.parameters(), None) is None
+    return not (is_of_torch or _is_trained(module))
 
 
 def is_wrapper(obj: object) -> bool:
@@ -126,7 +126,11 @@ def is_wrapper(obj: object) -> bool:
 def buffers_to_keep(module: nn.Module) -> dict[str, Tensor | None]:
     """Return the table of a module's own buffers, if nothing in the module can be trained."""
     found = buffers_of(module)
-    return {} if found and next(module.parameters(), None) is not None else found
+    return {} if found and _is_trained(module) else found
+
+
+def _is_trained(module: nn.Module) -> bool:
+    return next(module.parameters(), None) is not None
 
 
 def parts_of(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:

@@ -49,6 +49,8 @@ from deadpool_run.worker.variables.values import Objects, OpaqueError, ValueWrit
 _MOST_KEYS = 256
 """A dict or a list with more is one value, not a scope."""
 _MOST_SCOPES = 4096
+_WITH_CONTENT = frozenset({*sys.stdlib_module_names, "numpy", "torch"})
+"""Packages with classes whose objects snapshots keep with their content."""
 _VALUE, _UNSET = "value", object()
 
 
@@ -86,12 +88,12 @@ class Scopes:
         self._functions: set[int] = set()
         self._attributes = Attributes()
         self._add(Scope("functions", self._attributes.read, self._attributes.write, self._attributes.remove))
-        of_script = [
-            each for each in objects if not isinstance(each[1], nn.Module)
-        ]  # the others are in `parts`, or wrappers
-        of_script += [each for each in inside if not is_wrapper(each[1])]
-        for name, each in of_script:
-            self._add_attached(name, each)
+        with_state = [
+            (name, each) for name, each in objects if not isinstance(each, nn.Module)
+        ]  # modules are in `parts`
+        for name, each in (*with_state, *inside):
+            if not is_wrapper(each):
+                self._add_attached(name, each)
         for frame_name, frame in function_frames():
             self._search(frame_name, local_variables(frame).items())
         for name, variables in sources.items():
@@ -205,13 +207,8 @@ class Scopes:
         kind = type(value)
         if kind is tuple:
             return all(type(each) in LEAVES for each in value)
-        is_library_object = kind.__module__.partition(".")[0] not in {
-            *sys.stdlib_module_names,
-            "numpy",
-            "torch",
-            *self.modules,
-        }
-        return kind in LEAVES or is_immutable(value) or self.is_scope(value) or is_library_object
+        has_content = kind.__module__ in self.modules or kind.__module__.partition(".")[0] in _WITH_CONTENT
+        return kind in LEAVES or is_immutable(value) or self.is_scope(value) or not has_content
 
     def _add_module(self, name: str, module: nn.Module) -> None:
         """Add a module that is not protected, and those in it."""

@@ -7,7 +7,7 @@ the loop began is known on every rank, because set-up is run again by a replacem
 import operator
 import secrets
 import weakref
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -191,9 +191,9 @@ class Variables:
 
     def _note(self, name: str, value: Any) -> _Before:
         assert self._scopes is not None
-        parts = _items_of(value)
-        if parts is not None and not all(type(part) in LEAVES or self._scopes.is_scope(part) for part in parts):
-            parts = None
+        items, parts = _items_of(value), None
+        if items is not None and all(type(each) in LEAVES or self._scopes.is_scope(each) for each in items):
+            parts = tuple(items)
         try:
             node = self._writer(noting=name).write(value)
             return _Before(node, weakref.ref(value) if is_data(value) else value, parts, encoded(node))
@@ -321,10 +321,11 @@ def _tensors_of(value: Any) -> Iterator[tuple[str, Tensor]]:
         yield from ((f"[{key!r}]", part) for key, part in parts if issubclass(type(part), Tensor))
 
 
-def _items_of(value: Any) -> tuple[Any, ...] | None:
+def _items_of(value: Any) -> Sequence[Any] | None:
     kind = type(value)
     if kind is list or kind is tuple:
-        return tuple(value)
+        items: Sequence[Any] = value
+        return items
     return (*value, *value.values()) if kind is dict else None
 
 

@@ -56,7 +56,7 @@ def served(ask, page, talk, repairs=()):
 
     async def run():
         asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context))
-        server = MetricsServer(("127.0.0.1", 0), ask, page)
+        server = MetricsServer(("127.0.0.1", 0), ask, lambda: page)
         for incident in repairs:
             server.repaired(incident)
         async with asyncio.timeout(LIMIT_S):
@@ -153,7 +153,7 @@ def test_a_bug_in_the_metrics_does_not_end_the_job(page, capfd):
 
 def test_a_port_that_is_taken_costs_the_metrics_and_not_the_job(page, capfd):
     async def run(port):
-        MetricsServer(("127.0.0.1", port), dict, page).close()
+        MetricsServer(("127.0.0.1", port), dict, lambda: page).close()
 
     with socket.create_server(("127.0.0.1", 0)) as taken:
         asyncio.run(run(taken.getsockname()[1]))

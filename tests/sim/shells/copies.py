@@ -195,8 +195,8 @@ class Copies:
     def serve(self, sock: Any) -> None:
         sock.close()
 
-    def status(self) -> dict[str, int]:
-        return dict.fromkeys(peers.Traffic.__struct_fields__, 0)
+    def traffic(self) -> peers.Traffic:
+        return peers.Traffic(**dict.fromkeys(peers.Traffic.__struct_fields__, 0))
 
     def close(self) -> None:
         self.closed = True
@@ -221,15 +221,15 @@ class Storages:
     def skip(self, rank: int, version: int) -> None:
         pass  # the worker reports it, and its leader tells all
 
-    def empty_above(self, rank: int, version: int) -> None:
-        self._job.copies[self._job.homes[rank]].empty_above(rank, version)
+    def empty_above(self, rank: int, version: int, node: str) -> None:
+        self._job.copies[node].empty_above(rank, version)
 
-    def fetch(self, source: str, rank: int, version: int) -> bool:
-        there, home = self._job.copies[source], self._job.copies[self._job.homes[rank]]
-        token = there.has(rank).get(version) if there.alive and self.reaches(source, home.name) else None
+    def fetch(self, source: str, rank: int, version: int, node: str) -> bool:
+        there, here = self._job.copies[source], self._job.copies[node]
+        token = there.has(rank).get(version) if there.alive and self.reaches(source, node) else None
         if token is not None:
-            home.put(rank, (version, token))
-            home.transcripts.add(rank)
+            here.put(rank, (version, token))
+            here.transcripts.add(rank)
         return token is not None
 
 

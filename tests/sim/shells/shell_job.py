@@ -400,15 +400,20 @@ class Job:
             if not loop.is_closed():
                 loop.set_exception_handler(lambda *_: None)
                 loop.bury()
+        leaders = [agent.agent._member.leader for agent in self.agents if agent.agent._member is not None]
+        for leader in leaders:
+            if leader is not None:
+                leader._observers.close(wait=False)  # which looks at the node's status page
         for node in self.nodes:
             node.close()
-        for agent in self.agents:
-            if agent.agent._member is not None and agent.agent._member.leader is not None:
-                agent.agent._member.leader._journal.close()
+        for leader in leaders:
+            if leader is not None:
+                leader._journal.close()
         for thread in threading.enumerate():
             if thread.name in {
                 "deadpool-journal",
                 "deadpool-record",
+                "deadpool-samples",
                 "deadpool-leader-file",
             }:  # which end by themselves
                 thread.join()

@@ -13,6 +13,7 @@ import pytest
 import search_shells
 from stories import BOUND_S, KINDS, Story, T, settings, tell
 from surroundings import simulated
+from workers import Mode
 
 from deadpool_run.coordinator.connections import Connections
 from deadpool_run.coordinator.log_follower import LogFollower
@@ -328,6 +329,34 @@ def test_reports_of_a_node_that_a_rank_has_left_do_not_count():
         other.loop.inside(node.above.report, peers.Safe(node.timeline, 0, (), transcript=False))
         made.sleep(0.02)
         assert leader._tracking.commits._safe[0].versions
+
+
+@pytest.mark.parametrize("later", [1, 3])
+def test_a_fetch_of_a_node_that_was_given_up_meanwhile_concerns_nobody_else(later):
+    """The node paused before it. The source keeps what the rank's present owner holds, which may be newer by then.
+
+    As long as the source had that version, it replaced what the present owner held.
+    """
+    with job(4) as made:
+        made.only_calm = False
+        lost = made.homes[2]
+        made.kill(lost, power=True)
+        made.until(lambda: made.homes[2] != lost, BOUND_S, "a spare takes the rank")
+        paused = made.homes[2]
+        (late,) = made.on(paused)
+        made.until(lambda: late.mode is Mode.RESTORING, BOUND_S, "the spare is to fetch the snapshot")
+        wanted = made.state.repair.resume
+        made.pause(paused, hears=True)
+        made.until(lambda: paused not in made.state.nodes, BOUND_S, "its node is given up")
+        made.start(lost)
+        made.until(lambda: made.homes[2] != paused, BOUND_S, "another node takes the rank")
+        home = made.copies[made.homes[2]]
+        made.until(lambda: max(home.held(2), default=-1) == wanted + later, BOUND_S, "the rank goes on")
+        held = home.held(2)
+        made.wake(paused)
+        assert late.mode is not Mode.RESTORING
+        assert home.held(2) == held
+        made.settle(BOUND_S)
 
 
 def test_all_machines_pause_together_and_lose_nothing():

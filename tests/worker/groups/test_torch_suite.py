@@ -74,8 +74,9 @@ def check(gloo, deadpool, size):
         assert error in found[where][1].trace, where
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("size", [2, 4])
 def test_torchs_own_tests_end_as_on_gloo(make_world, tmp_path, size):
     gloo = torch_suite.fresh(make_world(size), "gloo", tmp_path / "gloo")
     passed = [test for test, outcome in gloo[0].items() if outcome.kind == "passes"]

@@ -10,7 +10,9 @@ import fractions
 import functools
 import itertools
 import pathlib
+import sys
 import threading
+import types
 import weakref
 
 import pytest
@@ -424,6 +426,22 @@ def test_what_scripts_attach_to_protected_objects_comes_back():
     expected = run_attached(taken, until=STEPS)
     assert run_attached(Taken(), until=STEPS, and_then=1) == expected
     assert run_attached(taken, until=2) == expected
+
+
+def test_objects_of_a_module_in_a_package_of_the_script_come_back(monkeypatch):
+    """Its name has a dot, and the package's alone is not among the script's modules."""
+    package = types.ModuleType("team.tracking")
+    package.__file__ = __file__
+    monkeypatch.setitem(sys.modules, "team.tracking", package)
+    exec("class Tracker:\n    seen = 0\n    def bump(self): self.seen += 1", vars(package))
+    model, variables = torch.nn.Linear(1, 1), Variables()
+    model.tracker = package.Tracker()
+    variables.begin([model], [("protected model", model)])
+    model.tracker.bump()
+    taken = variables.take()
+    model.tracker.bump()
+    variables.put(taken)
+    assert model.tracker.seen == 1
 
 
 def test_a_protected_object_may_have_the_name_of_the_scripts_module():
