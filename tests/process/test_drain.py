@@ -42,7 +42,7 @@ def test_a_drained_rank_moves_at_a_step_s_end(cluster, reference, layout):
     assert drain.returncode == 0
     incident = check_moved(job, reference(layout, STEPS), [1])
     assert incident["resumed"] == at > HELD
-    assert "moved rank 1 on spare worker" in job.stderr
+    assert "moved rank 1 to spare worker" in job.stderr
 
 
 def test_a_rank_that_is_lost_while_others_wait_for_it_is_repaired(cluster, reference):

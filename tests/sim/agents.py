@@ -383,6 +383,6 @@ class Agent(NodeSide):
         storage = self.cluster.storage
         if self.decides() and self.cluster.stopped is None and not self.cluster.bare:
             awaited = not self.state.committed or self.state.closed != self.state.released
-            if self.state.buddies and awaited and storage.committed() >= 0 and not self.state.move:
+            if self.state.buddies and awaited and storage.is_protected() and not self.state.move:
                 self.decide(ev.SnapshotCommitted(storage.committed(), self.state.epoch))
             self.cluster.clock.after(0.05, self.watch_commit)

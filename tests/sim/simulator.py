@@ -193,8 +193,8 @@ class Simulation:
                     self.moves.add(effect.epoch)
                 self.send(effect)
             case do.ReleaseNode():
-                copied = not self.state.buddies or self.storage.committed() >= 0
-                assert copied, f"{effect.node} may leave before others have its copies"
+                needed = bool(self.state.buddies) and self.storage.needs(effect.node, self.state.nodes)
+                assert not needed, f"{effect.node} may leave before others have its copies"
                 self.clock.after(self.rng.uniform(0.0, 0.5), lambda: self.leave(effect.node))
             case do.ReportIncident():
                 if effect.incident.planned:
@@ -226,9 +226,9 @@ class Simulation:
         """The leader's agent tells when the first version is safe."""
         awaited = not self.state.committed or self.state.closed != self.state.released
         if self.stopped is None and self.state.epoch == epoch and awaited:
-            if self.storage.committed() >= 0:
+            if self.storage.is_protected():
                 self.tell(ev.SnapshotCommitted(self.storage.committed(), epoch))
-            if self.state.closed or self.storage.committed() < 0:
+            if self.state.closed or not self.storage.is_protected():
                 self.clock.after(0.02, lambda: self.watch_commit(epoch))
 
     def check_hangs(self) -> None:

@@ -71,6 +71,8 @@ class Storage:
         """The node of each rank's owner."""
         self.buddies: tuple[tuple[str, ...], ...] = ()
         self.skipped = [-1] * world_size
+        self.resumed = 0
+        """The version that the ranks resumed from last."""
         self.epochs: dict[str, int] = {}
         """Per node, the epoch of the last discard: what was made before and comes after it is refused."""
 
@@ -86,6 +88,7 @@ class Storage:
             node.slots, node.copies = {}, {}
         self.homes, self.buddies = {}, ()
         self.skipped = [-1] * self._world_size
+        self.resumed = 0
 
     def assign(self, rank: int, node: str, *, known_there: bool) -> None:
         """A rank that comes to a node is not to find what it left there in an earlier stay, unless that is what counts."""
@@ -99,6 +102,22 @@ class Storage:
     def committed(self) -> int:
         """Return the newest version that every rank has, or that all of its buddies have."""
         return max(set.intersection(*(set(self._safe(rank)) for rank in range(self._world_size))), default=-1)
+
+    def is_protected(self) -> bool:
+        """Tell whether the buddies have a version that the ranks hold as well: replaced ones have none from before they resumed."""
+        return self.committed() >= self.resumed
+
+    def needs(self, name: str, known: Collection[str]) -> bool:
+        """Tell whether a version for all ranks would be lost with this node, or with it and one of the others that are known."""
+        lost = {other for other in known if not self.nodes[other].alive}
+        losses = [lost] if lost else [{other} for other in known if other != name]
+        return any(self._have_all(others) and not self._have_all({name, *others}) for others in losses)
+
+    def _have_all(self, lost: set[str]) -> bool:
+        """Tell whether the other nodes have some version of every rank."""
+        living = [node for node in self.nodes.values() if node.alive and node.name not in lost]
+        versions = (set().union(*(node.has(rank) for node in living)) for rank in range(self._world_size))
+        return bool(set.intersection(*versions))
 
     def _safe(self, rank: int) -> set[int]:
         if not self.buddies:
@@ -186,6 +205,7 @@ class Storage:
     def discard_above(self, epoch: int, version: int) -> None:
         """Refuse what is still on its way from before; whoever holds what was refused sends it anew."""
         self.epochs = dict.fromkeys(self.nodes, epoch)
+        self.resumed = version
         for node in self.nodes.values():
             for rank, slots in node.slots.items():
                 if self.homes.get(rank) != node.name:  # what a rank left behind when it moved on

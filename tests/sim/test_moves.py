@@ -48,10 +48,16 @@ def test_leaders_are_lost_while_ranks_move():
     assert sum(len(job.terms) > 1 and bool(job.moves) for job in jobs) > 3
 
 
+@pytest.mark.parametrize("seed", [1007, 1605, 1776])
+def test_seeds_that_found_something(seed):
+    run(seed, node_moves_simulation)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_many_more():
-    for seed in range(150, 3000):
+@pytest.mark.parametrize("first", [150, 1100, 2050])
+def test_many_more(first):
+    for seed in range(first, first + 950):
         run(seed, moves_simulation)
         run(seed, node_moves_simulation)
 

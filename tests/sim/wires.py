@@ -89,6 +89,7 @@ class CutStorage(Storage):
             self.homes, self.buddies = {}, ()
             self.skipped = [-1] * self._world_size
             self._moving.clear()
+            self.resumed = 0
         self.nodes[name].slots, self.nodes[name].copies = {}, {}
         self.epochs.pop(name, None)
 
@@ -133,6 +134,8 @@ class CutStorage(Storage):
 
     def discard_on(self, name: str, epoch: int, version: int) -> None:
         """Forget what is of a life that did not happen, and refuse what is still on its way from it."""
+        if epoch >= max(self.epochs.values(), default=0):
+            self.resumed = version
         self.epochs[name] = max(epoch, self.epochs.get(name, 0))
         node = self.nodes[name]
         for rank, slots in node.slots.items():

@@ -1,5 +1,6 @@
 """The lines that report a repair to the user: a short one, and one with all phases; and its fields for programs. Pure."""
 
+from collections import Counter
 from typing import Any
 
 from deadpool_run.core.effects import Incident, Loss
@@ -33,8 +34,12 @@ def incident_line(incident: Incident) -> str:
 
 def short_line(incident: Incident) -> str:
     """Return the ranks, where they run now, the time of the repair or of the move, and the steps repeated."""
+    times, last = Counter(loss.rank for loss in incident.losses), {loss.rank: loss for loss in incident.losses}
+    where = "to" if incident.planned else "on"
     losses = " and ".join(
-        f"rank {loss.rank}{' (injected)' if loss.injected else ''} on {_replacement(loss)}" for loss in incident.losses
+        f"rank {rank}{' (injected)' if loss.injected else ''}{f', lost {times[rank]} times,' if times[rank] > 1 else ''} "
+        f"{where} {_replacement(loss)}"
+        for rank, loss in last.items()
     )
     if incident.planned:
         return f"moved {losses} in {incident.first_step_s:.2f} s, after step {incident.resumed}; no step repeated"

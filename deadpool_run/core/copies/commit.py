@@ -35,6 +35,7 @@ class Commits:
     def begin(self, timeline: int) -> None:
         """Begin a generation: nothing is safe, nothing committed."""
         self._timeline = timeline
+        self._resumed = _NONE
         self._committed = _NONE
         self._forget_safe()
         self._abandoned: set[Version] = set()
@@ -47,6 +48,7 @@ class Commits:
         The committed version stays, unless it is newer.
         """
         self._timeline = timeline
+        self._resumed = version
         self._committed = min(self._committed, version)
         self._forget_safe()
         self._abandoned = {each for each in self._abandoned if self._committed < each <= version}
@@ -93,8 +95,12 @@ class Commits:
 
     @property
     def protected(self) -> bool:
-        """Whether some version is safe for all ranks now, and every transcript is."""
-        return self._world_size in self._count.values() and self._transcripts == self._world_size
+        """Whether every transcript is safe now, and some version for all ranks.
+
+        A version before the one that the ranks resumed from does not count: replaced ranks do not hold it, so it is about to go.
+        """
+        newest = max((version for version, count in self._count.items() if count == self._world_size), default=_NONE)
+        return self._transcripts == self._world_size and newest > _NONE and newest >= self._resumed
 
     def _forget_safe(self) -> None:
         self._safe = [_Safe()] * self._world_size

@@ -33,9 +33,15 @@ def test_an_incident_is_one_line_whose_parts_sum_up():
 def test_a_planned_move_is_no_recovery():
     moved = replace(LOSS, cause="was drained", injected=False, planned=True)
     line = short_line(replace(INCIDENT, losses=(moved,), detected_s=None))
-    assert line == "moved rank 1 on spare worker 4 in 0.24 s, after step 57; no step repeated"
+    assert line == "moved rank 1 to spare worker 4 in 0.24 s, after step 57; no step repeated"
     with_a_loss = replace(INCIDENT, losses=(moved, LOSS))
     assert short_line(with_a_loss).startswith("recovered ")
+
+
+def test_a_rank_that_was_lost_again_in_the_repair_is_named_once():
+    again = replace(LOSS, worker=WorkerId(4), injected=False, replacement=WorkerId(5))
+    line = short_line(replace(INCIDENT, losses=(LOSS, again)))
+    assert line.startswith("recovered rank 1, lost 2 times, on spare worker 5 in 0.24 s; ")
 
 
 def test_an_incident_of_two_losses_that_nobody_injected():

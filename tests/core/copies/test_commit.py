@@ -70,6 +70,16 @@ def test_what_is_abandoned_is_never_committed_in_that_timeline():
     assert made.committed == 1
 
 
+def test_a_version_before_the_one_resumed_from_protects_nothing():
+    made = commits((1, 2), (1, 2))
+    made.discard_above(2, Version(2))
+    made.safe(Rank(0), (Version(1), Version(2)), True, 2)
+    made.safe(Rank(1), (Version(1),), True, 2)
+    assert not made.protected  # a replaced rank 0 holds version 2 only, and its buddies soon do as well
+    made.safe(Rank(1), (Version(2),), True, 2)
+    assert made.protected
+
+
 def test_reports_of_another_timeline_are_not_heard():
     made = commits((0, 1), (0,))
     made.discard_above(2, Version(0))

@@ -9,6 +9,7 @@ import itertools
 import os
 import sys
 import time
+import traceback
 from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parent), *map(str, Path(__file__).parents[1:3])]
@@ -37,9 +38,9 @@ def main() -> int:
         count += 1
         try:
             tell(seed, kind)
-        except AssertionError as error:
+        except Exception:  # noqa: BLE001 - any other than an assertion is as much a bug
             failed.append((seed, kind))
-            print(f"FAILURE {error}\n  again: {sys.executable} {__file__} --seed {seed} --kind {kind}", flush=True)
+            print(f"FAILURE {traceback.format_exc()}\n  again: {sys.executable} {__file__} --seed {seed} --kind {kind}", flush=True)
     print(f"{count} stories of agents, {len(failed)} failures")
     return int(bool(failed))
 
