@@ -158,6 +158,8 @@ class _ForkServer:
             }
         gc.enable()
         gc.freeze()  # so that the children's collector does not write to, and thereby copy, shared memory
+        if "triton" in sys.modules:
+            atexit.register(gc.unfreeze)  # nanobind calls everything leaked that the last collection leaves out
         return {"prepared": True}
 
     def _fork(self, orders: Sequence[_Request]) -> _Request | None:
@@ -310,8 +312,6 @@ def _set_death_signal(number: int) -> None:
 
 def _enter(order: _Request) -> None:
     kind, fds = order.body["kind"], order.fds
-    if "triton" in sys.modules:
-        atexit.register(gc.unfreeze)  # nanobind calls everything leaked that the last collection leaves out
     if kind != "store":  # without it no rank trains
         _be_ended_first()
     if kind in _SERVICES:
