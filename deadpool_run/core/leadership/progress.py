@@ -13,8 +13,12 @@ def advance(agent: el.Agent, now: float) -> el.StepResult:
     """Do what is due; nothing is due any more when nothing is put out."""
     if now >= quorum.fence_at(agent):
         return fence(agent, _why_alone(agent))
-    if (suspended := now >= quorum.governed_at(agent) + quorum.SUSPEND * agent.timeout_s) is not agent.suspended:
-        return replace(agent, suspended=suspended), (el.SuspendWorkers() if suspended else el.ResumeWorkers(),)
+    suspended = now >= quorum.governed_at(agent) + quorum.SUSPEND * agent.timeout_s
+    if suspended and not agent.suspended:
+        return replace(agent, suspended=True), (el.SuspendWorkers(),)
+    if agent.suspended and not suspended:
+        # A leader was out of touch itself, so that the silence of others until now says nothing about them.
+        return replace(agent, suspended=False, answered_at=dict.fromkeys(agent.answered_at, now)), (el.ResumeWorkers(),)
     return _ACTIONS[agent.role](agent, now)
 
 
@@ -133,7 +137,7 @@ def _lead(agent: el.Agent, now: float) -> el.StepResult:
             return agent, ()
         return replace(agent, asked_at=now), (el.AskAuthority(agent.term + 1, trial=True),)
     if agent.lapsed_at is not None:  # and no other was elected
-        agent = replace(agent, lapsed_at=None, answered_at=dict.fromkeys(agent.answered_at, now))
+        agent = replace(agent, lapsed_at=None)
     if len(agent.configurations) > 1:
         if quorum.have_majorities(agent, quorum.who_know(agent)):
             agent = replace(agent, configurations=agent.configurations[-1:])

@@ -77,6 +77,19 @@ def test_a_leader_gives_up_a_node_that_is_silent_while_it_looks():
     assert (lost, now) == (["b"], 100.0 + T)
 
 
+def test_a_leader_that_was_out_of_touch_counts_silence_from_its_return():
+    """It nearly lost its authority: the others could not reach it, and need a moment to connect again."""
+    agent, outputs = step(leader("a", "b"), el.Tick(), now=100.0 + 0.95 * T)
+    assert outputs == [el.SuspendWorkers()]
+    now = back = 100.0 + 0.97 * T
+    lost = []
+    while not lost:
+        agent, outputs = step(agent, answers(agent, "a", sent_at=now), now=now)
+        lost = [output.node for output in outputs if isinstance(output, el.LoseNode)]
+        now += T / 5
+    assert (lost, now - T / 5) == (["b"], pytest.approx(back + T))
+
+
 def test_a_voter_that_the_newest_configuration_leaves_out_can_lead():
     """If it alone knows the change, it refuses the others' candidacies, and one of four is lost already."""
     four, three = configuration("h", "a", "b", "d"), configuration("h", "a", "b", number=4)

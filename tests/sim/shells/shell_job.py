@@ -147,6 +147,7 @@ class Job:
         self.clock = World()
         self.settings, self.folder = settings, folder
         self.steps = 1 << 30
+        self.moves: set[int] = set()  # no story drains anything yet
         self.network = Network(self.clock, self.rng)
         self.scheduler = Scheduler(self.clock, self.rng)
         for number in range(machines):
