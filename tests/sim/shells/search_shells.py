@@ -40,7 +40,10 @@ def main() -> int:
             tell(seed, kind)
         except Exception:  # noqa: BLE001 - any other than an assertion is as much a bug
             failed.append((seed, kind))
-            print(f"FAILURE {traceback.format_exc()}\n  again: {sys.executable} {__file__} --seed {seed} --kind {kind}", flush=True)
+            print(
+                f"FAILURE {traceback.format_exc()}\n  again: {sys.executable} {__file__} --seed {seed} --kind {kind}",
+                flush=True,
+            )
     print(f"{count} stories of agents, {len(failed)} failures")
     return int(bool(failed))
 
