@@ -241,4 +241,5 @@ def _most_repeated(job: Job, cluster: Cluster) -> int:
     """Return the most steps that a loss may have repeated: see docs/failures.md."""
     asked = int(dict(zip(job.options[::2], job.options[1::2], strict=True)).get("--capture-interval", 1))
     rarer = [effect["interval"] for effect in cluster.effects() if effect["type"] == "SetCaptureInterval"]
-    return 3 * max(rarer) if rarer else asked
+    skipped = any(decision["event"]["type"] == "CaptureSkipped" for decision in cluster.journal())
+    return 3 * max([asked, *rarer]) if rarer or skipped else asked

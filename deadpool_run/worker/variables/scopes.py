@@ -2,7 +2,7 @@
 
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import partial
@@ -29,6 +29,7 @@ from deadpool_run.worker.variables.functions import (
     set_arguments,
     set_defaults,
 )
+from deadpool_run.worker.variables.library_objects import is_flat
 from deadpool_run.worker.variables.library_values import is_immutable
 from deadpool_run.worker.variables.modules import (
     LEAVES,
@@ -154,7 +155,7 @@ class Scopes:
             self._add_own_dict(name, kind, value)
         elif kind in (list, tuple) and len(value) <= _MOST_KEYS:
             for index, part in enumerate(value):
-                if isinstance(part, nn.Module) or is_own(type(part), self.modules):
+                if isinstance(part, nn.Module) or self._has_attributes(part):
                     self._look(f"{name}[{index}]", part)
         elif isinstance(value, nn.Module):
             self._add_module(name, value)
@@ -168,6 +169,12 @@ class Scopes:
         elif is_own(kind, self.modules):
             read, write = partial(attributes_of, value), partial(set_attributes, value)
             self._add_named(name, value, read, write, partial(object.__delattr__, value))
+        elif is_flat(value, self.is_scope):
+            self.objects.add(name, value)
+            self._add_attributes(name, value)
+
+    def _has_attributes(self, value: Any) -> bool:
+        return is_own(type(value), self.modules) or is_flat(value, self.is_scope)
 
     def _is_plain(self, value: dict[str, Any]) -> bool:
         try:
@@ -191,16 +198,19 @@ class Scopes:
     def _add_attached(self, name: str, owner: Any) -> None:
         """Add what scripts attach to a protected object, or to a module: attributes, and hooks with a state."""
         if isinstance(owner, nn.Module | Optimizer | Tensor):
-            table = AttributeTable(vars(owner), OF_MODULES if isinstance(owner, nn.Module) else OF_OPTIMIZERS)
-            scope, values = Scope(name, table, vars(owner).update, vars(owner).pop), table()
-            if all(map(self._is_fixed, values.values())):
-                self._fixed.add(self._under_own_name(scope), vars(owner), values)
-            else:
-                self._add(scope)
+            self._add_attributes(name, owner, OF_MODULES if isinstance(owner, nn.Module) else OF_OPTIMIZERS)
             for key, hook in hooks_of(owner):
                 self._look(f"{name}.{key}", hook)
         elif is_own(type(owner), self.modules):
             self._add(Scope(f"{name}, attributes", partial(small_attributes_of, owner), partial(set_attributes, owner)))
+
+    def _add_attributes(self, name: str, owner: Any, ignored: Collection[str] = ()) -> None:
+        table = AttributeTable(vars(owner), ignored)
+        scope, values = Scope(name, table, vars(owner).update, vars(owner).pop), table()
+        if all(map(self._is_fixed, values.values())):
+            self._fixed.add(self._under_own_name(scope), vars(owner), values)
+        else:
+            self._add(scope)
 
     def _is_fixed(self, value: Any) -> bool:
         """Return whether a value never changes in place, as far as snapshots keep it."""

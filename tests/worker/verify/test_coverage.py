@@ -1,5 +1,6 @@
 """Changes in modules that nobody protects: trained ones are named, metrics are warned of unless snapshots have them."""
 
+import threading
 import warnings
 import weakref
 
@@ -41,7 +42,7 @@ def test_a_metric_in_a_variable_needs_no_warning():
 
 def test_a_metric_that_no_variable_holds_is_warned_of():
     hidden = Hidden()
-    hidden.metric = metric()
+    hidden.metric, hidden.lock = metric(), threading.Lock()
     total = weakref.proxy(hidden.metric.total)  # not in the assert, whose parts are variables too
     with pytest.warns(RuntimeWarning, match="total changes in training and is not protected"):
         problem = problem_after_a_change(total)
