@@ -77,7 +77,11 @@ def test_its_values_come_back(where, rehearsed):
     assert run(taken, steps=rehearsed, where=where, **references) == expected
 
 
-@pytest.mark.parametrize("part", [queue.Queue(), iter("abc"), [queue.Queue()], SimpleNamespace], ids=["queue", "iterator", "list of queues", "object"])
+@pytest.mark.parametrize(
+    "part",
+    [queue.Queue(), iter("abc"), [queue.Queue()], SimpleNamespace],
+    ids=["queue", "iterator", "list of queues", "object"],
+)
 def test_it_is_left_alone_if_it_has_anything_else(part):
     other = OfLibrary() if part is SimpleNamespace else part
     assert run(Taken(), steps=3, where=as_variable, other=other)[0] == 4
