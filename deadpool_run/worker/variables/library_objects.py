@@ -33,6 +33,8 @@ _REFERENCES = (
 )
 """Classes of objects that others refer to, and that do not advance from step to step, or are kept by themselves."""
 _DEEPEST = 3
+_NEW: Any = object.__new__
+_REDUCE: Any = object.__reduce_ex__
 _OURS = __name__.partition(".")[0]
 
 
@@ -50,8 +52,8 @@ def _is_plain(kind: type) -> bool:
     return (
         type(kind) in (type, ABCMeta)
         and kind.__basicsize__ == _Plain.__basicsize__
-        and kind.__new__ is object.__new__
-        and kind.__reduce_ex__ is object.__reduce_ex__
+        and kind.__new__ is _NEW
+        and kind.__reduce_ex__ is _REDUCE
         and not kind.__module__.startswith(_OURS)
     )
 
