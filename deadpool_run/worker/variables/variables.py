@@ -1,8 +1,7 @@
 """The script's own variables that change in its step loop: part of each snapshot, restored before a step is repeated.
 
-Scripts carry state from step to step in variables: counters, averages, lists of losses, generators. A
-replacement runs set-up again, which restores the values that variables had when the loop began. A snapshot has the differences
-from these.
+Scripts carry state from step to step in variables: counters, averages, lists of losses, generators. A replacement runs set-up
+again, which gives variables the values that they had when the loop began. A snapshot has the differences from these.
 """
 
 import operator
