@@ -31,7 +31,7 @@ BARE_S = 16.0
 
 
 class Cluster:
-    """One job on several nodes, with what befalls them as data."""
+    """One job on several nodes, with faults as data."""
 
     def __init__(
         self,
@@ -225,7 +225,7 @@ class Cluster:
         return False  # what is cut here is cut between nodes
 
     def check_not_stuck(self, agent: Agent, order: do.KillWorker) -> None:
-        """A repair waits out the time-out for nobody, unless nodes could not reach one another."""
+        """Assert that no repair waits until its timeout, unless nodes could not reach one another."""
         if order.reason.startswith("no progress while"):
             since = self.clock.now - self.settings.repair_timeout_s
             apart = self.net.apart_since(since, agent.state.nodes)
@@ -330,7 +330,7 @@ def leaders_simulation(seed: int, kinds: tuple[str, ...] = KINDS, *, durable: bo
 
 
 def election_simulation(seed: int, kinds: tuple[str, ...] = (*KINDS, *("cut pair",) * 20)) -> Cluster:
-    """Return the agents of this seed, without a job, in a network of which single links fail too."""
+    """Return the agents of this seed, without a job, in a network in which single links fail too."""
     rng = random.Random(f"election {seed}")
     settings = Settings(world_size=1, nodes=1, spare_nodes=rng.randint(1, 5), node_timeout_s=T)
     outages = [fault for _ in range(rng.choice((1, 1, 2, 3))) for fault in planned(rng, kinds)]
