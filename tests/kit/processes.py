@@ -26,6 +26,15 @@ def marked(mark: str) -> dict[int, str]:
     return found
 
 
+def ended_pid() -> int:
+    """Return the pid of a process that has ended."""
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    os.waitpid(pid, 0)
+    return pid
+
+
 def wait_dead(pid: int, timeout_s: float = 10.0) -> bool:
     """Wait up to `timeout_s` until a process has ended; return whether it has."""
     try:
