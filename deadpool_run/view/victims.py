@@ -17,7 +17,7 @@ REPAIRED_IN = frozenset({"running", "repairing", "finishing"})
 
 @dataclass(frozen=True, slots=True)
 class Victims:
-    """What fails: exactly one of these is set."""
+    """The target of a fault: exactly one field is set."""
 
     rank: int | None = None
     drawn: bool = False
@@ -28,8 +28,8 @@ class Victims:
         if (self.rank is not None) + self.drawn + (self.node is not None) + self.spare != 1:
             raise UsageError("name one of RANK, --random, --node and --spare\nfor example `deadpool-run kill-rank 1`")
 
-    def words(self) -> str:
-        """Return it in words."""
+    def description(self) -> str:
+        """Return the target as text for messages."""
         if self.rank is not None:
             return f"rank {self.rank}"
         if self.node is not None:
@@ -56,11 +56,11 @@ class Victims:
         return found
 
     def reached(self, status: Status, step: int) -> bool:
-        """Return whether the rank, or any if none is named, has completed so many steps."""
+        """Return whether the rank, or any rank if none is named, has completed this many steps."""
         return max((rank.get("step") or 0 for rank in self._concerned(status)), default=0) >= step
 
     def seen_in(self, status: Status, activity: str) -> bool:
-        """Return whether the rank is in this phase now; an empty one is any."""
+        """Return whether the rank is in this phase now. An empty phase always matches."""
         return not activity or any(rank.get("activity") == activity for rank in self._concerned(status))
 
     def _concerned(self, status: Status) -> list[Mapping[str, Any]]:

@@ -1,4 +1,4 @@
-"""The plan of a rehearsal, from words and from a file, and what is refused."""
+"""The plan of a rehearsal, from words and from a file, and the plans that are refused."""
 
 import pytest
 

@@ -116,7 +116,7 @@ def test_recipes_of_frameworks(check, recipe):
     ],
 )
 def test_a_script_that_is_wrong_is_not_called_exact(check, script, named):
-    """Where the library refuses it there is no run with a fault. `named`: what the reason or the differences tell of."""
+    """If the library refuses it, there is no run with a fault. `named` is a word in the reason or the differences."""
     code, found, said = check("--faults", 1, "--timeout", 300, WRONG, script)
     assert (code, found["exact"]) == (1, False), found
     wrong = [run for run in found["runs"] if run["result"] != "exact"]

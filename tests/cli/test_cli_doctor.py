@@ -1,4 +1,4 @@
-"""The doctor names what a run would miss, and sees a killed rank replaced."""
+"""The doctor names missing conditions of a run, and checks that a killed rank is replaced."""
 
 import os
 import socket

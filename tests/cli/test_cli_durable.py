@@ -1,4 +1,4 @@
-"""What the command line makes of the options for durable checkpoints."""
+"""The options for durable checkpoints: their meaning and errors."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -8,20 +8,12 @@ import sys
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from kit.processes import ended_pid
 from test_cli_app import deadpool, ours
 
 
 def ago(**past):
     return (datetime.now(UTC) - timedelta(**past)).isoformat(timespec="milliseconds")
-
-
-def gone():
-    """Return the number of a process that has ended."""
-    pid = os.fork()
-    if pid == 0:
-        os._exit(0)
-    os.waitpid(pid, 0)
-    return pid
 
 
 @pytest.fixture
@@ -43,7 +35,7 @@ def run(home):
             "run_id": run_id or name,
             "run_dir": str(path),
             "log_dir": str(path / "logs"),
-            "pid": gone(),
+            "pid": ended_pid(),
             "host": socket.gethostname(),
             "started": ago(hours=1),
             "ended": ended,

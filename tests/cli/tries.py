@@ -1,4 +1,4 @@
-"""What comes back for lines that are not right, as a transcript for docs/command-line.md; run this module to print it."""
+"""Answers to wrong command lines, as a transcript for docs/command-line.md. Run this module to print it."""
 
 import os
 import re

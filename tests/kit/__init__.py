@@ -1,1 +1,1 @@
-"""What tests that start real processes share."""
+"""Helpers of tests that start real processes."""

@@ -1,4 +1,4 @@
-"""What a job did, by the account of its own training script: which process held which rank, and every state."""
+"""The account that a training script writes of its job: the process of each rank, and every state."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

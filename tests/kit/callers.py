@@ -10,7 +10,7 @@ HELLO = struct.pack("=BI", 0, 0x3C85F7CE)
 SET = struct.pack("=BQ3sQ5s", 1, 3, b"key", 5, b"value")
 PING = struct.pack("=BI", 13, 7)
 SERVED, REFUSED = PING[1:].hex() + "\n", "\n"
-"""What a caller prints."""
+"""The output of a caller."""
 NOBODY = 65534
 _CODE = """
 import os, socket, sys

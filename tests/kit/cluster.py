@@ -25,7 +25,7 @@ from kit.processes import MARK, kill_marked, marked, thread_names, wait_gone
 
 SCRIPTS = Path(__file__).parent.parent / "process" / "scripts"
 LAYOUTS = ("ddp", "ddp-full", "fsdp", "hsdp", "tp", "pp", "plain")
-"""What `train.py --layout` takes."""
+"""The arguments of `train.py --layout`."""
 LINES_SHOWN = 60
 STACKS_END = "in <module>\n"
 START_TIMEOUT_S = 60.0
@@ -110,17 +110,17 @@ class Cluster:
 
     @property
     def stdout(self) -> str:
-        """What came so far."""
+        """The output so far."""
         return self._text["stdout"].decode(errors="replace")
 
     @property
     def stderr(self) -> str:
-        """What came so far."""
+        """The output so far."""
         return self._text["stderr"].decode(errors="replace")
 
     @property
     def account(self) -> Account:
-        """What the script told so far."""
+        """The output of the script so far."""
         return Account(self.events)
 
     def _read(self, timeout_s: float) -> None:

@@ -1,4 +1,4 @@
-"""Defects of the path on GPUs, to be planted on purpose: each of them makes the test that is named beside it fail.
+"""Defects of the path on GPUs, to be planted on purpose: each makes the test fail that is named next to it.
 
 Letters are those of the review that found them. `PLANTED` in the environment of the tests names one. The fake device plants it
 when a process gets one; `python -m pytest -p kit.defects` plants it in the process of the tests.
@@ -7,6 +7,7 @@ when a process gets one; `python -m pytest -p kit.defects` plants it in the proc
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 from deadpool_run.worker.codec import tensors_in
 from deadpool_run.worker.device import channel, nccl, run_ahead
@@ -21,7 +22,7 @@ PLANTED = "PLANTED"
 
 @dataclass(frozen=True)
 class Defect:
-    """What is planted, by whom, and the test that finds it."""
+    """A defect, the function that plants it, and the test that finds it."""
 
     letter: str
     what: str
@@ -29,7 +30,7 @@ class Defect:
     file: str
     test: str
     shows: str
-    """What the failed test says; empty where that depends on which thread comes first."""
+    """A part of the failed test's output; empty if it depends on which thread comes first."""
 
     @property
     def name(self) -> str:
@@ -104,17 +105,22 @@ def leaves_coalescings_open():
     group.Group.close_coalescing = lambda *_: None
 
 
-def connects_in_a_step():
+def _connects_with(name, method):
+    """Give the device another method of this name while an attempt connects it. `method` also gets the attempt."""
     plain = connect.ConnectAttempt._connect_device
 
     def connect_device(self, device, store, groups):
-        device.connect = lambda *_: None
+        setattr(device, name, partial(method, self, device))
         try:
             return plain(self, device, store, groups)
         finally:
-            del device.connect
+            delattr(device, name)
 
     connect.ConnectAttempt._connect_device = connect_device
+
+
+def connects_in_a_step():
+    _connects_with("connect", lambda *_: None)
 
 
 def connects_to_the_end():
@@ -122,22 +128,11 @@ def connects_to_the_end():
 
 
 def creates_under_the_lock():
-    plain = connect.ConnectAttempt._connect_device
+    def create(attempt, device, *args):
+        with attempt._lock:
+            return type(device).create(device, *args)
 
-    def connect_device(self, device, store, groups):
-        create = type(device).create
-
-        def locked(*args):
-            with self._lock:
-                return create(device, *args)
-
-        device.create = locked
-        try:
-            return plain(self, device, store, groups)
-        finally:
-            del device.create
-
-    connect.ConnectAttempt._connect_device = connect_device
+    _connects_with("create", create)
 
 
 def aborts_at_the_end():

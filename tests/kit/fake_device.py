@@ -53,7 +53,7 @@ def use():
 
 
 class _Group(threading.local):
-    """What a thread has started with ncclGroupStart."""
+    """A group that a thread has started with ncclGroupStart."""
 
     depth = 0
     kernels = ()

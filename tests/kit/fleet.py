@@ -44,7 +44,7 @@ class Agent:
 
     @property
     def output(self) -> str:
-        """What it and its workers printed so far."""
+        """The output of it and its workers so far."""
         return self._output.read_text(errors="replace")
 
     def everything(self, number: signal.Signals) -> list[int]:
@@ -138,7 +138,7 @@ class Fleet:
 
     @property
     def account(self) -> Account:
-        """What the script told so far."""
+        """The output of the script so far."""
         return Account(self.events)
 
     def wait_until(self, met: Callable[[], Any], what: str, timeout_s: float = START_TIMEOUT_S) -> Any:

@@ -1,4 +1,4 @@
-"""Who is running: found in /proc, waited for by pidfd."""
+"""Running processes: found in /proc, awaited by pidfd."""
 
 import contextlib
 import os
@@ -26,8 +26,17 @@ def marked(mark: str) -> dict[int, str]:
     return found
 
 
+def ended_pid() -> int:
+    """Return the pid of a process that has ended."""
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    os.waitpid(pid, 0)
+    return pid
+
+
 def wait_dead(pid: int, timeout_s: float = 10.0) -> bool:
-    """Wait until a process has ended, at most so long; return whether it has."""
+    """Wait up to `timeout_s` until a process has ended; return whether it has."""
     try:
         pidfd = os.pidfd_open(pid)
     except ProcessLookupError:

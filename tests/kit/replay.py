@@ -16,7 +16,7 @@ from deadpool_run.wire.typed import Decoder
 
 
 class _Format(msgspec.Struct):
-    """What the first line of a journal has in every format."""
+    """The fields that the first line of a journal has in every format."""
 
     format: int
 

@@ -140,7 +140,7 @@ class SlurmLab:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What every command of this lab runs with. No variable of a Slurm job or launcher around the test is left."""
+        """The environment of every command of this lab, without variables of a Slurm job or launcher around the test."""
         outer = ("SLURM", "SBATCH", "SQUEUE", "SALLOC", "DEADPOOL_", "PET_", "TORCHELASTIC_")
         path = (str(self.home / "bin"), *dict.fromkeys(str(Path(_program(name) or name).parent) for name in PROGRAMS))
         return {

@@ -49,7 +49,7 @@ def later(seconds, act):
 
 
 class Member:
-    """What a test's function gets in its process."""
+    """The argument of a test's function in its process."""
 
     def __init__(self, port, rank, size, prefix, host="127.0.0.1"):
         self.rank, self.size = rank, size
@@ -102,7 +102,7 @@ class Handle:
         self.process, self.pipe = process, pipe
 
     def result(self, limit_s=LIMIT_S):
-        """What the target returned; fails with its traceback if it raised."""
+        """The result of the target; fails with its traceback if it raised."""
         assert self.pipe.poll(limit_s), f"pid {self.process.pid} did not finish within {limit_s} s"
         ok, value = self.pipe.recv()
         assert ok, value

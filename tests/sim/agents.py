@@ -52,12 +52,12 @@ class Agent(NodeSide):
         self.plan = 0
         self.fenced_why = ""
         self.confirmed: dict[str, float] = {}
-        """When the newest heartbeat was sent that each agent answered."""
+        """Send time of the newest heartbeat that each agent answered."""
         self.members: set[str] = set()
-        """Agents that have answered this leader, but those that it has given up."""
+        """Agents that have answered this leader, without those that it has given up."""
         self.held_at: float | None = None
         self.waiting: list[ev.Event] = []
-        """Facts that came while this leader lacked authority."""
+        """Facts that arrived while this leader lacked authority."""
 
     # --- its clock -----------------------------------------------------------------------------------------------
 
@@ -114,7 +114,7 @@ class Agent(NodeSide):
         self.arm()
 
     def resign(self) -> None:
-        """Lead no more. It may be elected again, and begins from its log then."""
+        """Stop leading. If it is elected again, it begins from its log."""
         self.deciding, self.held_at = False, None
         self.state = coordinator.new_state(self.cluster.settings)
         self.waiting, self.members, self.confirmed = [], set(), {}
@@ -166,12 +166,12 @@ class Agent(NodeSide):
                 self.fence(output.reason)
 
     def tell_losses(self) -> None:
-        """Tell in one word which nodes were found to be lost together."""
+        """Report in one event the nodes that were found to be lost together."""
         losses, self.losses = tuple(self.losses), []
         self.decide(losses[0] if len(losses) == 1 else ev.NodesLost(losses))
 
     def refuse(self, asker: str) -> None:
-        """A host tells who asks that nobody listens here."""
+        """Refuse a connection: no process listens on this host."""
         if self.loud and self.cluster.net.linked(asker, self.name):
             self.cluster.hear_closed(self.cluster.agents[asker], self.name)
 
@@ -325,7 +325,7 @@ class Agent(NodeSide):
         self.cluster.clock.after(delay, lambda: self.send(log_follower, follow))
 
     def share_log(self) -> None:
-        """Whoever is a log follower now gets the whole log."""
+        """Send the whole log to new log followers."""
         term, entries = self.mind.term, list(self.log)
         for log_follower in self.log_followers():
             self.send(log_follower, lambda a: a.follow_all(term, entries))

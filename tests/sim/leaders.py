@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from agents import Agent, T
 from machine import Clock
 from outages import KINDS, Fault, planned
+from simulations import settings_on_nodes
 from wires import CutGathering, CutStorage, Net
 from workers import Mode, Worker
 
@@ -30,7 +31,7 @@ BARE_S = 16.0
 
 
 class Cluster:
-    """One job on several nodes, with what befalls them as data."""
+    """One job on several nodes, with faults as data."""
 
     def __init__(
         self,
@@ -44,7 +45,7 @@ class Cluster:
     ) -> None:
         self.rng = random.Random(seed)
         self.bare = bare
-        """Nothing is decided: only the election is looked at, which takes a hundredth of the time."""
+        """Simulate the election only, without decisions, in a hundredth of the time."""
         self.settings, self.steps, self.log_delay_s = settings, steps, log_delay_s
         self.clock = Clock()
         self.net = Net(self.clock, self.rng)
@@ -224,7 +225,7 @@ class Cluster:
         return False  # what is cut here is cut between nodes
 
     def check_not_stuck(self, agent: Agent, order: do.KillWorker) -> None:
-        """A repair waits out the time-out for nobody, unless nodes could not reach one another."""
+        """Assert that no repair waits until its timeout, unless nodes could not reach one another."""
         if order.reason.startswith("no progress while"):
             since = self.clock.now - self.settings.repair_timeout_s
             apart = self.net.apart_since(since, agent.state.nodes)
@@ -272,7 +273,7 @@ class Cluster:
         assert leader.state.phase in at_work or not enough, f"still {leader.state.phase}"
 
     def check_fenced(self) -> None:
-        """Whoever no leader with authority counts has ended its workers, if the last fault is long enough ago."""
+        """Assert that agents which no leader with authority counts have ended their workers, if the last fault is long enough ago."""
         if self.clock.now < self.disturbed_at + 3.6 * T:
             return
         leaders = [a for a in self.agents.values() if a.decides() and quorum.has_authority(a.mind, a.now)]
@@ -309,34 +310,27 @@ class Cluster:
         assert any(text in why and excused for text, excused in excuses.items()), f"stopped without need: {why}"
 
     def owed(self) -> bool:
-        """Tell whether what befell the job leaves a majority that is bound to go on."""
+        """Return whether the faults leave a majority that must continue."""
         return all(fault.leaves_majority(self) for fault in self.faults) and len(self.faults) < 2
 
 
 def leaders_simulation(seed: int, kinds: tuple[str, ...] = KINDS, *, durable: bool = False) -> Cluster:
     """Return the job of this seed."""
     rng = random.Random(f"leaders {seed}")
-    nodes = rng.randint(2, 4)
-    settings = Settings(
-        world_size=nodes * rng.randint(1, 2),
-        nodes=nodes,
-        spare_nodes=rng.randint(0, 2),
-        spares=rng.choice((0, 0, 2)),
-        replicas=rng.choice((1, 1, 2)),
+    settings = dataclasses.replace(
+        settings_on_nodes(seed, rng),
         node_timeout_s=T,
         repair_timeout_s=5.0,
-        shutdown_timeout_s=3.0,
         join_timeout_s=30.0,
         max_restarts=3,
         durable=durable,
-        hot_spares=random.Random(f"hot {seed}").random() < 0.3,  # the rest of the story is the same without
     )
     delay = rng.choice((0.0, 0.02, 0.5))
     return Cluster(seed, settings, planned(rng, kinds), steps=rng.choice((40, 120)), log_delay_s=delay)
 
 
 def election_simulation(seed: int, kinds: tuple[str, ...] = (*KINDS, *("cut pair",) * 20)) -> Cluster:
-    """Return the agents of this seed, without a job, in a network of which single links fail too."""
+    """Return the agents of this seed, without a job, in a network in which single links fail too."""
     rng = random.Random(f"election {seed}")
     settings = Settings(world_size=1, nodes=1, spare_nodes=rng.randint(1, 5), node_timeout_s=T)
     outages = [fault for _ in range(rng.choice((1, 1, 2, 3))) for fault in planned(rng, kinds)]

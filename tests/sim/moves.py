@@ -11,7 +11,7 @@ _FAULTS = ("kill rank", "kill rank", "kill parked", "freeze rank", "suspect", "i
 
 
 def check_moves(job: Simulation) -> None:
-    """No drain waits for ranks that never come, and a move repeats no step."""
+    """Assert that no drain waits for ranks that never come, and that a move repeats no step."""
     assert not any("could not move within" in line for line in job.log), "ranks were waited for in vain"
     assert all(incident.steps_repeated == 0 for incident in job.moved)
 
@@ -27,7 +27,7 @@ def _drains(rng: random.Random, kinds: tuple[str, ...]) -> tuple[Fault, ...]:
 
 
 def moves_simulation(seed: int) -> Simulation:
-    """Return the job of this seed, on one machine, of which ranks are drained."""
+    """Return the job of this seed, on one machine, with drained ranks."""
     rng = random.Random(f"moves {seed}")
     settings = Settings(
         world_size=rng.randint(1, 4),
@@ -43,7 +43,7 @@ def moves_simulation(seed: int) -> Simulation:
 
 
 def node_moves_simulation(seed: int) -> Simulation:
-    """Return the job of this seed, on several nodes, of which nodes and ranks are drained."""
+    """Return the job of this seed, on several nodes, with drained nodes and ranks."""
     rng = random.Random(f"node moves {seed}")
     job = nodes_simulation(seed, ())
     for fault in _drains(rng, ("drain node", "drain node", "drain rank")):

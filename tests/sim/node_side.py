@@ -29,7 +29,7 @@ _FOUND_AFTER = {
     do.DismissWorker: {"dismissed": True},
     do.PrepareSpare: {"prepared": True},
 }
-"""What another coordinator would find of a worker that was given this order."""
+"""The fields in the report to another coordinator of a worker with this order."""
 
 
 class NodeSide:

@@ -1,4 +1,4 @@
-"""What befalls the nodes of a simulated job, as data: they are killed, lose power, or cannot reach one another."""
+"""Outages of the nodes of a simulated job, as data: killed processes, power cuts, and cut links."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Fault:
-    """Something that befalls the job. `whom` picks nodes; `kind` says what becomes of them."""
+    """An outage. `whom` selects nodes, and `kind` is the fault."""
 
     at: float
     kind: str

@@ -203,7 +203,7 @@ PLANTS: dict[Plant, tuple[str, ...]] = {
     a_survivors_live_version_counts_although_it_has_none: ("suspect",),
     a_member_that_raised_is_taken_for_dead: ("raise", "kill rank"),
 }
-"""Each bug, with the kinds of faults among which it is looked for."""
+"""Each bug, with the kinds of faults for the search."""
 DRAIN_PLANTS: tuple[Plant, ...] = (
     what_an_unwound_rank_holds_is_not_asked,
     a_re_entry_that_failed_is_tried_again,
@@ -211,14 +211,14 @@ DRAIN_PLANTS: tuple[Plant, ...] = (
     an_unwound_rank_counts_as_a_survivor,
     stale_words_are_obeyed,
 )
-"""Those that only scripts show that cannot be drained."""
+"""Bugs that show only with scripts that cannot be drained."""
 NODE_PLANTS: dict[Plant, tuple[str, ...]] = {
     copies_are_kept_on_the_ranks_own_node: NODE_KINDS,
     a_lost_holder_is_still_counted_on: NODE_KINDS,
     what_is_far_is_taken_for_near: NODE_KINDS,
     nobody_waits_for_the_first_copies: ("lose node at once",),
 }
-"""Those that only a job on several nodes can show."""
+"""Bugs that show only in a job on several nodes."""
 
 
 def votes_are_given_while_the_leader_is_heard(patch):
@@ -285,7 +285,7 @@ ELECTION_PLANTS: tuple[Plant, ...] = (
     votes_are_given_while_the_leader_is_heard,
     a_leader_without_a_majority_goes_on,
 )
-"""Those that no job is needed to see."""
+"""Bugs that show without a job."""
 LEADER_PLANTS: dict[Plant, tuple[str, ...]] = {
     a_new_term_raises_no_epoch: OUTAGES,
     a_new_term_raises_no_workers_number: OUTAGES,
@@ -296,4 +296,4 @@ LEADER_PLANTS: dict[Plant, tuple[str, ...]] = {
     the_new_leader_reads_its_own_clock: OUTAGES,
     nodes_are_given_up_before_they_stop: ("cut any", "cut leader", "cut deaf", "cut mute"),
 }
-"""Those that only a coordinator that moves can show, with the kinds of outages among which they are looked for."""
+"""Bugs that show only when the coordinator moves, with the kinds of outages for the search."""

@@ -1,5 +1,6 @@
 """The jobs of a seed: their settings, and their faults by kind."""
 
+import dataclasses
 import random
 
 from simulator import AT_ONCE, REPAIR_TIMEOUT_S, Fault, Simulation
@@ -22,9 +23,9 @@ KINDS = (
     *("suspect", "drain", "attach", "start", "wedge rank", "bad network"),
 )
 DRAIN_KINDS = ("drain", "drain", "drain", "endless", "endless", "stuck", "run")
-"""What goes wrong as a script is drained."""
+"""Faults while a script is drained."""
 REFUSAL_KINDS = ("refuse", "refuse", "kill rank", "kill rank", "raise", "suspect", "drain", "inject")
-"""Where the library refuses to go on."""
+"""Faults of jobs in which the library refuses to continue."""
 NODE_KINDS = (
     "lose node",
     "lose node",
@@ -36,7 +37,7 @@ NODE_KINDS = (
     "suspect",
     "wedge rank",
 )
-"""Where a job spans nodes."""
+"""Faults of a job on several nodes."""
 
 
 def planned(rng: random.Random, kinds: tuple[str, ...]) -> tuple[Fault, ...]:
@@ -52,23 +53,30 @@ def planned(rng: random.Random, kinds: tuple[str, ...]) -> tuple[Fault, ...]:
     return tuple(found)
 
 
-def nodes_simulation(seed: int, kinds: tuple[str, ...] = NODE_KINDS, *, durable: bool = False) -> Simulation:
-    """Return the job of this seed, on several nodes."""
-    rng = random.Random(f"nodes {seed}")
+def settings_on_nodes(seed: int, rng: random.Random) -> Settings:
+    """Return the settings of the job of this seed, on several nodes."""
     nodes = rng.randint(2, 4)
-    settings = Settings(
+    return Settings(
         world_size=nodes * rng.randint(1, 2),
         nodes=nodes,
         spare_nodes=rng.randint(0, 2),
         spares=rng.choice((0, 0, 2)),
         replicas=rng.choice((1, 1, 2)),
-        repair_timeout_s=REPAIR_TIMEOUT_S,
         shutdown_timeout_s=3.0,
+        hot_spares=random.Random(f"hot {seed}").random() < 0.3,  # the rest of the story is the same without
+    )
+
+
+def nodes_simulation(seed: int, kinds: tuple[str, ...] = NODE_KINDS, *, durable: bool = False) -> Simulation:
+    """Return the job of this seed, on several nodes."""
+    rng = random.Random(f"nodes {seed}")
+    settings = dataclasses.replace(
+        settings_on_nodes(seed, rng),
+        repair_timeout_s=REPAIR_TIMEOUT_S,
         join_timeout_s=60.0,
         calm_s=1.0,
         capture_interval=rng.choice((1, 1, 2)),
         durable=durable,
-        hot_spares=random.Random(f"hot {seed}").random() < 0.3,  # as below
     )
     job = Simulation(seed, settings, planned(rng, kinds), steps=rng.choice((20, 60)))
     job.storage.slowest_s = 1.5 if AT_ONCE in kinds else 0.15

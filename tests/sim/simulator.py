@@ -24,11 +24,11 @@ from deadpool_run.core.transitions import JobPhase, MemberPhase
 from deadpool_run.ids import Rank
 
 AT_ONCE = "lose node at once"
-"""A node is lost as soon as the world says that it is protected, and copies are slow."""
+"""A node is lost as soon as the world is protected, while copies are slow."""
 REPAIR_TIMEOUT_S = 5.0
 HANG_CHECK_S = 2.0
 BOUND_S = 30.0
-"""After the last fault (or the last worker that was ended for one), the job is at work again within this."""
+"""Bound on the time from the last fault, or the last worker that was ended for one, until the job trains again."""
 HORIZON_S = 2000.0
 
 
@@ -50,13 +50,13 @@ class Simulation:
         self.state = coordinator.new_state(settings)
         self.workers: dict[int, Worker] = {}
         self.ranks: dict[int, int] = {}
-        """What the agent knows of who was given which rank."""
+        """The agent's record of the ranks of its workers."""
         self.breaks: set[str] = set()
         self.reported_dead: set[int] = set()
         self.troubled_at = 0.0
         self.rank_faults = self.parked_faults = self.setup_faults = 0
         self.crashes = 0
-        """Workers that died parked since the last repair that replaced somebody."""
+        """Workers that died while parked since the last repair that replaced a rank."""
         self.network_bad_until = 0.0
         self.nodes_lost: list[float] = []
         self.uncovered_losses = 0
@@ -69,7 +69,7 @@ class Simulation:
         self.left: list[str] = []
         """Nodes that were drained and have left."""
         self.refused: list[int] = []
-        """Workers whose library refused to go on while they held a rank."""
+        """Workers whose library refused to continue while they had a rank."""
         self.stopped: do.StopJob | None = None
         self.log: list[str] = []
         for fault in planned:
@@ -96,7 +96,7 @@ class Simulation:
             self.tell(ev.NodeJoined(name, self.place(name)))
 
     def run(self) -> do.StopJob:
-        """Run to the end of the job. Raises AssertionError, with the last of the log, for whatever must not be."""
+        """Run to the end of the job. Raises AssertionError, with the end of the log, for a wrong decision."""
         try:
             while self.stopped is None:
                 self.advance()
@@ -141,7 +141,7 @@ class Simulation:
             self.perform(effect)
 
     def is_heard(self, member: Member | None) -> bool:
-        """Tell whether what the member says is to be obeyed: it holds its rank by right."""
+        """Return whether the member's reports count, because it still owns its rank."""
         return member is not None and member.rank is not None and member.phase is not MemberPhase.ENDING
 
     def perform(self, effect: do.Effect) -> None:  # noqa: PLR0912 - one case for each order

@@ -1,4 +1,4 @@
-"""What simulated nodes keep: two slots for each of their ranks, and copies for ranks of other nodes."""
+"""The memory of simulated nodes: two slots for each of their ranks, and copies for ranks of other nodes."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ def test_the_leader_dies_while_it_repairs_and_its_last_orders_were_not_followed(
 
 @pytest.mark.parametrize("kind", ["kill leader", "power leader"])
 def test_the_leader_dies_while_a_replacement_sets_up_beside_its_store(kind):
-    """Nobody waits for that replacement, which waits for the store: the simulation fails where a time-out is needed."""
+    """No rank waits for that replacement, which waits for the store. The simulation fails if a timeout is needed."""
     for seed in range(25):
         cluster = job(
             Fault(5.0, "worker", 2), Fault(5.1 + 0.03 * seed, kind), spare_nodes=1, seed=seed, log_delay_s=0.02

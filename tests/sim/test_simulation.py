@@ -99,7 +99,7 @@ FAULTS = st.builds(
     planned=st.lists(FAULTS, max_size=6),
 )
 def test_whatever_the_faults(seed, world_size, spares, planned):
-    """Where this fails, the example is the shortest list of faults that Hypothesis could find."""
+    """If this fails, the example is the shortest list of faults that Hypothesis could find."""
     job = Settings(
         world_size=world_size, spares=spares, repair_timeout_s=REPAIR_TIMEOUT_S, shutdown_timeout_s=3.0, calm_s=1.0
     )

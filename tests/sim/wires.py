@@ -20,7 +20,7 @@ class Net:
     def __init__(self, clock: Clock, rng: random.Random) -> None:
         self._clock, self._rng = clock, rng
         self.cuts: Counter[Pair] = Counter()
-        """How many faults cut this pair now."""
+        """Number of faults that cut this pair now."""
         self._healed_at: dict[Pair, float] = {}
         self._queues: dict[Pair, deque[Callable[[], None]]] = {}
         self._stalled: Counter[Pair] = Counter()

@@ -59,7 +59,7 @@ class Worker:
         self.waiting: list[Callable[[], None]] = []
         self.completed, self.token = 0, 0
         self.held_live = True
-        """Whether its objects hold `completed`."""
+        """True if its objects have the state of `completed`."""
         self.to_capture = False
         self.first_step_due = False
         self.has_state = False
@@ -67,7 +67,7 @@ class Worker:
         self.store = ""
         """The node that it was told to set up beside."""
         self.breaks: set[str] = set()
-        """What goes wrong for it next: "drain" (it raises), "endless" (it never ends), "stuck" (in C++), "run" (the script
+        """The next fault: "drain" (it raises), "endless" (it never ends), "stuck" (in C++), "run" (the script
         cannot be run again), "attach"."""
         self.reentered = False
         """It was told to run its script again since it was last attached."""

@@ -1,4 +1,4 @@
-"""What snapshots and copies of a planned job need on each node."""
+"""Memory that snapshots and copies of a planned job need on each node."""
 
 import pytest
 from hypothesis import given

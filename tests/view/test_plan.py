@@ -1,4 +1,4 @@
-"""What is shown of a job before it begins is what the coordinator then does."""
+"""The plan of a job equals the coordinator's decisions when the job begins."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,7 +21,7 @@ def nodes(count, orders=(), leaves=("",)):
 
 
 def led(settings, present):
-    """The state of a coordinator whose nodes came in this order, once every rank has a worker."""
+    """Return the state of a coordinator whose nodes came in this order, when every rank has a worker."""
     state = coordinator.new_state(settings)
     first, *others = present
     todo = [ev.JobSubmitted(first.node, first.place), *(ev.NodeJoined(each.node, each.place) for each in others)]

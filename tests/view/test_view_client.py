@@ -27,7 +27,7 @@ WAIT_S = 30
 
 
 class Run:
-    """A run of two ranks, of which a viewer sees what a test sets."""
+    """A run of two ranks whose status a test sets."""
 
     def __init__(self, run_dir):
         self.run_dir = run_dir
@@ -140,7 +140,7 @@ def test_a_directory_without_a_run(tmp_path):
 
 
 def stale(run_dir):
-    """Leave what an agent leaves that was killed."""
+    """Create the files that a killed agent leaves."""
     run_dir.mkdir(parents=True)
     with socket.socket(socket.AF_UNIX) as dead, control_address(run_dir) as address:
         dead.bind(address)
@@ -272,7 +272,7 @@ def test_kill_rank_says_why_not(live):
 
 
 class Terminal:
-    """A command on a terminal of its own."""
+    """A command on its own terminal."""
 
     def __init__(self, *words):
         self._near, far = pty.openpty()

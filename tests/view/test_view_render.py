@@ -1,4 +1,4 @@
-"""What is shown of a status."""
+"""The text of a status."""
 
 import json
 from datetime import UTC, datetime, timedelta

@@ -10,28 +10,28 @@ from deadpool_run.view.victims import Victims
 
 @dataclass(frozen=True, slots=True)
 class PlannedFault:
-    """A fault that is injected once, or again and again."""
+    """A fault that is injected once or repeatedly."""
 
     victims: Victims
     hows: tuple[KillHow, ...] = (KillHow.SIGKILL,)
-    """Each time one of them is drawn."""
+    """One of them is drawn for each injection."""
     every_s: tuple[float, float] | None = None
-    """The least and the most time from one to the next, drawn each time. The first also waits so long for a protected job."""
+    """Shortest and longest time between two injections; each time is drawn. The first injection counts from a protected job."""
     at_step: int | None = None
-    """The first waits until the rank, or any, has completed so many steps."""
+    """The first injection waits until the rank, or any rank, has completed this many steps."""
     phase: str = ""
-    """Each waits until a rank that may be hit is in this phase."""
+    """Each injection waits until a rank that it may hit is in this phase; empty: any phase."""
     count: int | None = None
-    """How many; None: until the job ends."""
+    """The number of injections; None: until the job ends."""
 
     @property
     def times(self) -> int | None:
-        """How often it is injected; None: until the job ends."""
+        """The number of injections, 1 without `every_s`; None: until the job ends."""
         return 1 if self.every_s is None else self.count
 
-    def words(self) -> str:
-        """Return it in words."""
-        parts = [f"kill {self.victims.words()} with {' or '.join(self.hows)}"]
+    def description(self) -> str:
+        """Return the fault as text for messages."""
+        parts = [f"kill {self.victims.description()} with {' or '.join(self.hows)}"]
         if self.at_step is not None:
             parts.append(f"at step {self.at_step}")
         if self.phase:
@@ -46,7 +46,7 @@ class PlannedFault:
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """What is drawn for one injection. It depends on the seed, the fault and its number alone, never on the time."""
+    """The random choices of one injection. They depend only on the seed, the fault and the injection's number, not on time."""
 
     wait_s: float
     how: KillHow
@@ -55,17 +55,17 @@ class Draw:
 
 @dataclass(frozen=True, slots=True)
 class ChaosPlan:
-    """A rehearsal."""
+    """The faults of a rehearsal, and the seed of its random choices."""
 
     faults: tuple[PlannedFault, ...]
     seed: int
 
-    def words(self) -> str:
-        """Return it in words."""
-        return "; ".join(fault.words() for fault in self.faults)
+    def description(self) -> str:
+        """Return the faults as text for messages."""
+        return "; ".join(fault.description() for fault in self.faults)
 
     def draws(self, number: int) -> Iterator[Draw]:
-        """Yield what is drawn for each injection of the fault of this number."""
+        """Yield the random choices of each injection of the fault with this number."""
         fault = self.faults[number]
         done = 0
         while fault.times is None or done < fault.times:

@@ -1,4 +1,4 @@
-"""Injects the faults of a plan into the job of this leader, as a user of `kill-rank` would, and judges the run."""
+"""Injection of a plan's faults into the leader's job, through the requests of `kill-rank`, and the verdict on the run."""
 
 import asyncio
 from collections import Counter
@@ -16,12 +16,12 @@ from deadpool_run.view.health import Status
 from deadpool_run.view.victims import REPAIRED_IN
 
 _LOOK_S = 0.05
-"""Time between two looks at a job that a fault waits for."""
+"""Time between two polls of the job's status while a fault waits."""
 
 
 @dataclass(slots=True)
 class Injection:
-    """A fault that was injected, into this worker."""
+    """An injected fault, and the worker that it hit."""
 
     worker: int
     how: KillHow
@@ -30,7 +30,7 @@ class Injection:
     repaired: bool = False
 
     def is_answered(self, generation: int) -> bool:
-        """Return whether a repair, or a restart of the world, has answered it. The loss of a spare needs none."""
+        """Return whether a repair or a restart of the world has followed. The loss of a spare needs neither."""
         return self.spare or self.repaired or generation > self.generation
 
 
@@ -42,7 +42,7 @@ class Chaos:
         self._plan, self._ask = plan, ask
         self.injected: list[Injection] = []
         self._tasks = Tasks(lambda error: tell(f"chaos: no more faults: {error!r}", level="error"))
-        tell(f"chaos: {plan.words()}; seed {plan.seed}", event="chaos_planned", seed=plan.seed)
+        tell(f"chaos: {plan.description()}; seed {plan.seed}", event="chaos_planned", seed=plan.seed)
         for number in range(len(plan.faults)):
             self._tasks.start(self._inject_all(number))
 
@@ -61,10 +61,10 @@ class Chaos:
             await asyncio.sleep(_LOOK_S)
 
     def _inject(self, fault: PlannedFault, draw: Draw, step: int) -> bool:
-        """Inject the fault, if it is due now; return whether it was."""
+        """Inject the fault if it is due now. Return whether it was injected."""
         status = self._ask({"do": "status"})
         victims = fault.victims
-        # A fault that does not name a phase waits until earlier ones are answered, so that each is judged by itself.
+        # A fault without a phase waits until earlier ones are repaired, so that each is measured on its own.
         may_fail = status.get("phase") in REPAIRED_IN if fault.phase else self._is_calm(status)
         if not (may_fail and victims.reached(status, step) and victims.seen_in(status, fault.phase)):
             return False
@@ -79,7 +79,7 @@ class Chaos:
         return any(done)
 
     def _is_calm(self, status: Status) -> bool:
-        """Return whether the job trains, and every rank that was hit is repaired: found, and with a step behind it."""
+        """Return whether the job trains and every injected loss is repaired: detected, and followed by a completed step."""
         generation = int(status.get("generation", 0))
         return status.get("phase") == "running" and all(each.is_answered(generation) for each in self.injected)
 
@@ -111,7 +111,7 @@ class Chaos:
         self._tasks.cancel()
 
     def verdict(self, exit_code: int, generation: int) -> dict[str, Any]:
-        """Return what became of the faults. `generation` is that of the world at the end."""
+        """Return the counts of faults and their outcomes. `generation` is the world's generation at the end."""
         ranks = [each for each in self.injected if not each.spare]
         restarted = sum(not each.repaired and generation > each.generation for each in ranks)
         repaired = sum(each.repaired for each in ranks)
@@ -129,7 +129,7 @@ class Chaos:
 
 
 def verdict_line(verdict: Mapping[str, Any], cost: Mapping[str, float], reason: str) -> str:
-    """Return the verdict as a line for the user. `cost` is that of the status object."""
+    """Return the verdict as a line for the user. `cost` is the entry of that name in the status object."""
     hows = ", ".join(f"{count} {how}" for how, count in sorted(verdict["hows"].items()))
     parts = [f"{_count(verdict['injected'], 'fault')} injected{f' ({hows})' if hows else ''}"]
     for name, text in (

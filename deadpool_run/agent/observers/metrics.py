@@ -1,6 +1,6 @@
 """Metrics of a run, with the names and units that Prometheus expects. Pure.
 
-A rank has series of its own in jobs of up to `RANKS_SHOWN` ranks: thousands of series would be all of a small server.
+Ranks have series of their own in jobs of up to `RANKS_SHOWN` ranks. Thousands of series would overload a small server.
 """
 
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ _PER_S = 1e3
 
 
 class RepairTimes:
-    """How long repairs took, by buckets: a cumulative histogram."""
+    """A cumulative histogram of the durations of repairs."""
 
     def __init__(self) -> None:
         self._counts = [0] * (len(BUCKETS_S) + 1)
@@ -54,7 +54,7 @@ class RepairTimes:
 
 
 def families(status: Status, status_page: StatusPage, repairs: RepairTimes, version: str) -> Iterator[Metric]:
-    """Yield all metrics of this moment."""
+    """Yield all metrics with their present values."""
     run, cost, ranks = status["run"], status["cost"], status["ranks"]
     info = {"run_id": str(run.get("run_id")), "version": version}
     yield InfoMetricFamily("deadpool_run", "The run.", info)

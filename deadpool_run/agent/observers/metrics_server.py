@@ -1,7 +1,7 @@
-"""Serves the metrics of a run over HTTP, in the running loop: `GET /metrics`, and nothing else.
+"""HTTP server for the metrics of a run, in the running loop. It answers `GET /metrics` only.
 
-Requests are answered between the events of the agent, so that no thread reads its state. Whoever asks gets numbers and names of the
-run; nothing can be changed here.
+The agent's event loop answers requests between other events, so no thread reads the agent's state. A client gets numbers and
+names of the run and cannot change anything.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from deadpool_run.vault.status_page import StatusPage
 Ask = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 
 _ASK_S = 5.0
-"""How long a request may take to come, and its answer to go."""
+"""Time limit for reading a request and sending its answer."""
 _MAX_REQUEST = 8 << 10
 _MAX_CONNECTIONS = 16
 
@@ -36,7 +36,7 @@ class _Collector(Collector):
 
 
 class MetricsServer:
-    """The server of one leader. If its port cannot be had, a line says so, and the job goes on."""
+    """The metrics server of one leader. If it cannot listen, it prints a warning, and the job continues."""
 
     def __init__(self, address: tuple[str, int], ask: Ask, page: Callable[[], StatusPage]) -> None:
         """Listen. `ask` answers requests as `coordinator.requests` lists them."""
@@ -49,7 +49,7 @@ class MetricsServer:
         self._connections = 0
         self._server: asyncio.Server | None = None
         self.port: int | None = None
-        """The port that is served; None if it could not be had."""
+        """The port that the server listens on; None if it cannot listen."""
         self._tasks = Tasks(lambda error: tell(f"metrics: {error!r}", level="warning"))
         try:
             family = socket.getaddrinfo(
@@ -78,7 +78,7 @@ class MetricsServer:
         return families(self._ask({"do": "status"}), self._page(), self._repairs, self._version)
 
     def close(self) -> None:
-        """Serve no more."""
+        """Stop serving."""
         self._tasks.cancel()
         if self._server is not None:
             self._server.close()
@@ -91,10 +91,10 @@ class MetricsServer:
                 writer.write(self._response(request))
                 await writer.drain()
         except (OSError, EOFError, TimeoutError, asyncio.LimitOverrunError):
-            pass  # a client that is slow, gone or talks nonsense
+            pass  # the client is slow, has disconnected, or does not speak HTTP
         except asyncio.CancelledError:
             pass  # closed; before Python 3.12, asyncio's streams report it to the loop as an error
-        except Exception as error:  # noqa: BLE001 - whoever asks must not end the job
+        except Exception as error:  # noqa: BLE001 - a request must not end the job
             tell(f"metrics: a request failed: {error!r}", level="warning")
         finally:
             self._connections -= 1

@@ -1,4 +1,4 @@
-"""All that accompanies a job at its leader: the lines for the user and what losses cost, samples, and what options ask for."""
+"""The observers of one leader: log lines, costs and samples always; metrics, a rehearsal and a command if options ask for them."""
 
 import asyncio
 import os
@@ -19,7 +19,7 @@ from deadpool_run.vault.status_page import StatusPage
 
 
 class ObservedJob(Protocol):
-    """The leader, as observers need it."""
+    """The parts of a leader that observers use."""
 
     node: LocalNode
     request_handler: RequestHandler
@@ -33,7 +33,7 @@ class Metrics(Protocol):
         """Count a repair."""
 
     def close(self) -> None:
-        """Serve no more."""
+        """Stop serving."""
 
 
 class Observers:
@@ -49,7 +49,7 @@ class Observers:
         self._command = RepairCommand(spec.on_repair, parent, os.environ) if spec.on_repair else None
 
     def begin(self) -> None:
-        """Begin what takes time."""
+        """Start the samples, the metrics server and the rehearsal."""
         self._samples = Samples(self._spec.run_dir, self._page, self._job.server.now)
         if self._spec.metrics is not None:
             from deadpool_run.agent.observers.metrics_server import MetricsServer  # noqa: PLC0415 - needs an extra
@@ -74,7 +74,7 @@ class Observers:
             self._command.run(incident_environment(incident, self._spec.run_id, self._spec.run_dir))
 
     def protected(self) -> None:
-        """Print that the job is protected, the first time."""
+        """Print once that the job is protected."""
         self._log.protected(self._page())
 
     def cost(self) -> dict[str, float]:
@@ -96,7 +96,7 @@ class Observers:
         return self._job.node.vault.status_page
 
     def close(self, *, wait: bool) -> None:
-        """End all of it. `wait`: wait a moment for the disk, as the process ends."""
+        """Stop all observers. `wait`: wait a moment for the disk, because the process ends."""
         if self._chaos is not None:
             self._chaos.stop()
         for closing in (self._metrics, self._command):

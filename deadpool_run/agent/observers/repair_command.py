@@ -1,6 +1,6 @@
 """Runs the command of --on-repair after each repair: without a shell, one at a time, with the incident in its environment.
 
-Nothing of the incident is on the command line: causes quote what a script has raised.
+The command line contains nothing of the incident, because causes quote text that the script has raised.
 """
 
 import asyncio
@@ -20,19 +20,19 @@ from deadpool_run.core.effects import Incident
 from deadpool_run.wire.typed import to_json
 
 LIMIT_S = 60.0
-"""How long the command may take."""
+"""Time limit for the command."""
 _MOST_WAITING = 16
 _NOT_PASSED_ON = ("DEADPOOL_TOKEN",)
 
 
 class Parent(Protocol):
-    """Whoever reaps the children of this process."""
+    """The reaper of this process's children."""
 
     def expect(self) -> None:
-        """Reap no child that is not known until `adopt` or `unexpect`: one is being made."""
+        """Leave unknown children alone until `adopt` or `unexpect`: a child is being created."""
 
     def unexpect(self) -> None:
-        """Reap again: none was made."""
+        """Reap unknown children again: no child was created."""
 
     def adopt(self, pid: int, on_exit: Callable[[Exit], None]) -> Process:
         """Watch the child, which leads its own process group."""
@@ -56,10 +56,10 @@ def incident_environment(incident: Incident, run_id: str, run_dir: Path) -> dict
 
 
 class RepairCommand:
-    """The command of one run, in the running loop. A thread starts it, as the disk of a program may not answer."""
+    """The command of one run, in the running loop. A thread starts it, because the disk with the program may hang."""
 
     def __init__(self, command: Sequence[str], parent: Parent, outer: Mapping[str, str]) -> None:
-        """`outer` is the environment, which the command gets too."""
+        """`outer` is the environment that the command inherits."""
         self._command, self._parent = tuple(command), parent
         self._outer = {name: value for name, value in outer.items() if name not in _NOT_PASSED_ON}
         self._loop = asyncio.get_running_loop()
@@ -68,7 +68,7 @@ class RepairCommand:
         self._is_busy = False
 
     def run(self, variables: Mapping[str, str]) -> None:
-        """Run the command after those before it."""
+        """Queue the command. Queued commands run one after another."""
         if len(self._waiting) >= _MOST_WAITING:
             self._complain(f"is not run for incident {variables['DEADPOOL_INCIDENT_ID']}: {_MOST_WAITING} wait for it")
             return
@@ -76,7 +76,7 @@ class RepairCommand:
         self._next()
 
     def close(self) -> None:
-        """Start it no more. One that runs may take as long as the processes of the job."""
+        """Start no further command. A running one may take as long as the processes of the job."""
         self._waiting.clear()
         self._sink.close(0.0)
 

@@ -1,4 +1,4 @@
-"""Samples of a run's progress, for `deadpool-run report`: a line of JSON each second, and more seldom in a long run.
+"""Samples of a run's progress, for `deadpool-run report`: one line of JSON each second, fewer in a long run.
 
     {"now": 12.5, "step": 130, "step_s": 0.05, "capture_s": 0.002, "committed": 129, "bytes": 16777216}
 
@@ -20,7 +20,7 @@ from deadpool_run.wire.typed import to_json
 EVERY_S = 1.0
 _SHARE = 1000.0
 _GRACE_S = 2.0
-"""At the end: how long the disk may take. Samples are worth no more."""
+"""Time limit for the disk when the process ends."""
 
 
 def sample(status_page: StatusPage, now: float) -> bytes:
@@ -37,10 +37,10 @@ def sample(status_page: StatusPage, now: float) -> bytes:
 
 
 class Samples:
-    """The file of one leader, written by a thread. What a disk does not take is left out."""
+    """The sample file of one leader, written by a thread. Lines that a stalled disk does not accept are dropped."""
 
     def __init__(self, run_dir: Path, page: Callable[[], StatusPage], clock: Callable[[], float]) -> None:
-        """Take the first sample now. `page` returns the present status page: each start of a world makes one. `clock` is the coordinator's."""
+        """Take the first sample now. `page` returns the present status page, as each start of the world creates one. `clock` is the coordinator's."""
         path = run_dir / SAMPLES_NAME
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         self._sink = Sink("deadpool-samples", 1 << 16, stays=False)
@@ -52,7 +52,7 @@ class Samples:
         self._take()
 
     def take(self) -> None:
-        """Take one more, as at the end of a repair."""
+        """Take an additional sample, for example at the end of a repair."""
         self._stream.put(sample(self._page(), self._clock()))
 
     def _take(self) -> None:
@@ -61,7 +61,7 @@ class Samples:
         self._timer = self._loop.call_later(every_s, self._take)
 
     def close(self, *, wait: bool) -> None:
-        """Take the last one, and close the file. `wait`: wait a moment for the disk."""
+        """Take the last sample, and close the file. `wait`: wait a moment for the disk."""
         if self._timer is not None:
             self._timer.cancel()
         self.take()

@@ -90,7 +90,7 @@ class RunRecord:
             "leader": leader,
             "term": term,
             "slurm_job": None if spec.slurm is None else spec.slurm.job_id,
-            "chaos": None if spec.chaos is None else {"plan": spec.chaos.words(), "seed": spec.chaos.seed},
+            "chaos": None if spec.chaos is None else {"plan": spec.chaos.description(), "seed": spec.chaos.seed},
         }
         self._sink = Sink("deadpool-record", stays=False)
         self._failed = False

@@ -3,14 +3,14 @@
 import re
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 from deadpool_run.agent.numa import BindingMode
 from deadpool_run.agent.records import script_copy
 from deadpool_run.agent.spec import DEFAULT_PRELOAD, LaunchSpec, Mode, StartMethod, Streams, Target
-from deadpool_run.cli.cluster.nodes import cluster, host_of, shape
+from deadpool_run.cli.cluster.nodes import Shape, cluster, host_of, shape
 from deadpool_run.cli.cluster.observers import chaos_plan, metrics_address, repair_command
 from deadpool_run.cli.options import accepted_only
 from deadpool_run.cli.options.machine import Surroundings
@@ -37,28 +37,11 @@ def plan(values: Values, argv: tuple[str, ...], here: Surroundings) -> Launch:
     _refuse_another_machine(values, here)
     ranks = _ranks(values, here)
     wanted = shape(values)
-    interval = values.count("capture_interval", 1)
     durable = _durable(values)
     keep_runs = values.optional_count("keep_runs", 0)
     start_method = _start_method(values, here.environment)
     devices = here.gpus if here.gpus >= ranks else 0  # fewer are shared, or not used
-    settings = Settings(
-        world_size=ranks * wanted.nodes,
-        nodes=wanted.nodes,
-        spares=wanted.spares,
-        spare_nodes=wanted.spare_nodes,
-        replicas=values.count("replicas", 0),
-        durable=durable is not None and bool(durable.target),
-        join_timeout_s=accepted_only.join_timeout_s(values),
-        node_timeout_s=values.seconds("node_timeout"),
-        max_restarts=values.optional_count("max_restarts", 0),
-        hot_spares=_hot_spares(values, start_method),
-        drain_timeout_s=values.seconds("drain_timeout"),
-        repair_timeout_s=values.seconds("repair_timeout"),
-        shutdown_timeout_s=values.seconds("shutdown_timeout"),
-        capture_interval=interval,
-        max_capture_interval=max(interval, Settings(world_size=1).max_capture_interval),
-    )
+    settings = _settings(values, ranks, wanted, durable, start_method)
     run_id, directory = _names(values, here.fresh_run_id)
     target = _target(values, argv)
     spec = LaunchSpec(
@@ -95,20 +78,49 @@ def plan(values: Values, argv: tuple[str, ...], here: Surroundings) -> Launch:
         cluster=cluster(values, wanted.machines, here.host_name, here.token),
         durable=durable,
     )
-    notes = list(accepted_only.notes(values, ranks, several=wanted.machines > 1))
-    if wanted.machines == 2 and (wanted.spares or wanted.spare_nodes) and not (spec.cluster and spec.cluster.authority):
-        notes.append(
+    notes = (*accepted_only.notes(values, ranks, several=wanted.machines > 1), *_notes(spec, wanted.machines))
+    return Launch(spec, notes)
+
+
+def _settings(
+    values: Values, ranks: int, wanted: Shape, durable: DurableSpec | None, start_method: StartMethod
+) -> Settings:
+    """Return the coordinator's settings, with `ranks` on each node."""
+    interval = values.count("capture_interval", 1)
+    return Settings(
+        world_size=ranks * wanted.nodes,
+        nodes=wanted.nodes,
+        spares=wanted.spares,
+        spare_nodes=wanted.spare_nodes,
+        replicas=values.count("replicas", 0),
+        durable=durable is not None and bool(durable.target),
+        join_timeout_s=accepted_only.join_timeout_s(values),
+        node_timeout_s=values.seconds("node_timeout"),
+        max_restarts=values.optional_count("max_restarts", 0),
+        hot_spares=_hot_spares(values, start_method),
+        drain_timeout_s=values.seconds("drain_timeout"),
+        repair_timeout_s=values.seconds("repair_timeout"),
+        shutdown_timeout_s=values.seconds("shutdown_timeout"),
+        capture_interval=interval,
+        max_capture_interval=max(interval, Settings(world_size=1).max_capture_interval),
+    )
+
+
+def _notes(spec: LaunchSpec, machines: int) -> Iterator[str]:
+    """Yield warnings about the spares of the job, one sentence each."""
+    settings, devices = spec.settings, spec.devices
+    if machines == 2 and (settings.spares or settings.spare_nodes) and not (spec.cluster and spec.cluster.authority):
+        yield (
             "if one of two machines loses its power or its link, both stop: with --authority, or with a third machine as "
             "a spare, one continues"
         )
-    if settings.hot_spares and settings.spares and devices == ranks:
-        notes.append(
+    if settings.hot_spares and settings.spares and devices == spec.nproc_per_node:
+        yield (
             f"--spare-mode hot: each of the {devices} GPUs of this machine has a rank, so its spares do not rehearse ahead of need; "
             f"with --nproc-per-node {devices - 1}, one GPU is free for a spare"
             if devices > 1
             else "--spare-mode hot: the GPU of this machine has a rank, so its spares do not rehearse ahead of need"
         )
-    return Launch(spec, tuple(notes))
 
 
 def directory_name(run_id: str) -> str:

@@ -46,7 +46,7 @@ def drain(
 
 
 def _has_moved(client: ControlClient, what: str, before: dict[int, int], node: str | None) -> bool:
-    """Wait until the ranks have moved, or will not; tell the user, and return which."""
+    """Wait for the end of the drain and print its result. Return whether the ranks have moved."""
     with ControlClient(client.run_dir) as viewer:
         for status in viewer.watch(_LOOK_S):
             ranks = status.get("ranks", [])

@@ -78,7 +78,7 @@ def _agree(run: ControlClient, target: Victims, how: KillHow, status: Status, *,
     if yes:
         return
     if sys.stdin.isatty() and sys.stderr.isatty():
-        typer.confirm(f"Kill {target.words()} of {run.run_dir.name} with {how}?", abort=True, err=True)
+        typer.confirm(f"Kill {target.description()} of {run.run_dir.name} with {how}?", abort=True, err=True)
     elif not target.spare and status.get("phase") not in REPAIRED_IN:
         raise UsageError(
             f"the job is not protected now ({status.get('phase')}): the loss would start it again, or end it\n"

@@ -28,7 +28,7 @@ class Grade(StrEnum):
 
     OK = "ok"
     NOTE = "note"
-    """A run may work, with the limit that the text names."""
+    """A run works, within the limit that the text names."""
     BAD = "bad"
 
 
@@ -42,7 +42,7 @@ class Finding:
 
 
 def findings(environment: Mapping[str, str]) -> Iterator[Finding]:
-    """Yield the finding of each check, in their order."""
+    """Yield the finding of each check, in order."""
     checks: Mapping[str, Callable[[], tuple[Grade, str]]] = {
         "versions": _versions,
         "kernel": _kernel,

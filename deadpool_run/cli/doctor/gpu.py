@@ -1,7 +1,7 @@
 """`doctor --gpu`: on this machine's GPUs, the cost of a step, and a killed rank with the phases of its repair.
 
-Each layout is trained three times: with torchrun, with deadpool-run, and with deadpool-run and a killed rank, whose weights
-must be those of the second.
+Each layout runs three times: with torchrun, with deadpool-run, and with deadpool-run and a killed rank. The weights of the
+last two must be equal.
 """
 
 import json
@@ -40,15 +40,15 @@ _PHASES = ("detected", "drained", "promoted", "rehearsed", "restored", "attached
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What one layout came to."""
+    """The result of one layout."""
 
     finding: Finding
     row: str
-    """Of the report's table; empty if it failed."""
+    """Its row of the report's table; empty if the layout failed."""
 
 
 def too_few(gpus: int) -> Finding:
-    """Return the finding of a machine on which nothing can be measured."""
+    """Return the finding for a machine with too few GPUs to measure anything."""
     what = "no GPU is visible" if gpus == 0 else "only one GPU is visible, and NCCL needs one for each of two ranks"
     return Finding(
         Grade.NOTE, "gpu", f"{what} (device nodes /dev/nvidia*, CUDA_VISIBLE_DEVICES): nothing was measured on GPUs"
@@ -56,7 +56,7 @@ def too_few(gpus: int) -> Finding:
 
 
 def measure(environment: Mapping[str, str], ranks: int, timeout_s: float) -> Iterator[Measured]:
-    """Yield what each layout comes to with this many ranks. A run may take up to `timeout_s`."""
+    """Yield the result of each layout with this many ranks. A run may take up to `timeout_s`."""
     for layout in LAYOUTS:
         with tempfile.TemporaryDirectory(prefix="deadpool-doctor-", ignore_cleanup_errors=True) as folder:
             yield _Layout(environment, layout, ranks, timeout_s, Path(folder)).measure()
@@ -129,12 +129,12 @@ class _Layout:
                 [*launcher, *training], stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=env
             )
             code = end_of(process, self.timeout_s, _END_S)
-        told = [folder / f"rank-{rank}.json" for rank in range(self.ranks)]
-        if code or code is None or not all(path.exists() for path in told):
+        results = [folder / f"rank-{rank}.json" for rank in range(self.ranks)]
+        if code or code is None or not all(path.exists() for path in results):
             lines = (folder / "output").read_text(errors="replace").splitlines()[-_LINES_SHOWN:]
             how = f"did not end within {self.timeout_s:g} s" if code is None else f"ended with exit code {code}"
             raise _FailedError("\n    ".join([f"the run {name!r} {how}; its last lines:", *lines]))
-        return [json.loads(path.read_text(encoding="utf-8")) for path in told]
+        return [json.loads(path.read_text(encoding="utf-8")) for path in results]
 
     def _incidents(self) -> list[dict[str, Any]]:
         """Return the repairs in the journal of the run with a killed rank."""

@@ -1,4 +1,4 @@
-"""A short run of two ranks and a spare, in which rank 1 is killed; its weights must be those without a failure."""
+"""A short run of two ranks and a spare in which rank 1 is killed. Its weights must equal those of a run without a failure."""
 
 import os
 import re
@@ -69,7 +69,7 @@ _END_S = 30.0
 
 
 def swap(environment: Mapping[str, str], timeout_s: float) -> Finding:
-    """Return how the run ended."""
+    """Run the job. Return whether a spare replaced the rank and the weights are exact."""
     with tempfile.TemporaryDirectory(prefix="deadpool-doctor-", ignore_cleanup_errors=True) as folder:
         here = Path(folder)
         (here / "swap.py").write_text(_SCRIPT)

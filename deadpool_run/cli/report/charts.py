@@ -15,16 +15,16 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 64.0, 14.0, 26.0, 26.0
 _HEIGHT = 240.0
 _ROW = 18.0
 _LEAST_PX = 1.5
-"""The least width of what happened, however short it was."""
+"""The least width of a block, so that short events are visible."""
 _CLIPPED = 1.15
-"""Share of the 99th percentile at which an axis of step times ends."""
+"""The axis of step times ends at this multiple of the 99th percentile."""
 _USUAL = 4.0
-"""Times the median at which the axis of repairs ends: one hang, found after minutes, would hide the parts of all others."""
+"""The axis of repairs ends at this multiple of the median: a hang that took minutes to detect would hide the other bars."""
 _PER_MS = 1e3
 
 
 def step_times(history: History) -> str:
-    """Return the times of steps, with a line for each loss."""
+    """Return the step times, with a line for each loss."""
     shown = thinned(history.stepping(), MOST_POINTS)
     if not shown:
         return ""
@@ -61,7 +61,7 @@ def progress(history: History) -> str:
 
 
 def snapshot_age(history: History) -> str:
-    """Return by how many steps the newest snapshot of all ranks was behind."""
+    """Return the steps since the newest snapshot of all ranks, over time."""
     shown = [sample for sample in thinned(history.samples, MOST_POINTS) if sample.committed is not None]
     if not shown:
         return ""
@@ -124,7 +124,7 @@ def _bar(repair: RepairRecord, left: float, width: float, y: Scale) -> Iterator[
     for name, seconds in repair.parts():
         top, bottom = y.at((reached + seconds) * _PER_MS), y.at(reached * _PER_MS)
         if top < bottom:
-            gap = 1.0 if bottom - top > 3 else 0.0  # the ground between two parts
+            gap = 1.0 if bottom - top > 3 else 0.0  # space between two parts
             yield element(
                 "rect",
                 title=f"{clock(repair.began)}, rank {ranks}: {name} {seconds * _PER_MS:.0f} of {repair.lost_s * _PER_MS:.0f} ms",
@@ -140,7 +140,7 @@ def _bar(repair: RepairRecord, left: float, width: float, y: Scale) -> Iterator[
 
 
 def ranks(history: History) -> str:
-    """Return a row for each rank: who had it, and what it did. Of many ranks those that were lost come first."""
+    """Return a row for each rank: its workers, and their set-up, training, waits and losses."""
     rows = shown_ranks(history)
     height = _TOP + len(rows) * _ROW + _BOTTOM
     x = Scale(0, history.duration, _LEFT, WIDTH - _RIGHT)
@@ -165,7 +165,7 @@ def ranks(history: History) -> str:
 
 
 def shown_ranks(history: History) -> list[int]:
-    """Return the ranks that have a row."""
+    """Return the ranks that have a row: all, or of many ranks first those that were lost."""
     every = range(history.world_size)
     if len(every) <= MOST_ROWS:
         return list(every)
@@ -237,7 +237,7 @@ def _losses(history: History, frame: Frame) -> Iterator[str]:
 
 
 def _spots(shown: Sequence[Sample], frame: Frame, values: Sequence[float], words: str) -> Iterator[str]:
-    """Yield what shows the values to a pointer."""
+    """Yield circles that show their value under the pointer."""
     for sample, value in zip(shown, values, strict=True):
         title = f"{clock(sample.now)}: {words.format(value)}"
         yield element("circle", title=title, cx=frame.x.at(sample.now), cy=frame.y.at(value), r=4, class_="spot")

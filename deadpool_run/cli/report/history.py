@@ -42,10 +42,10 @@ class Tenure:
     pid: int | None = None
     node: str = ""
     set_up: float | None = None
-    """When it entered its step loop; None: never, or the script does not call `init()`."""
+    """Time at which it entered its step loop; None: never, or the script does not call `init()`."""
     ended: float | None = None
     end: str = ""
-    """How its process ended."""
+    """Cause of the end, such as `exit code 1`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class RepairRecord:
 
     @property
     def lost_s(self) -> float:
-        """The time that it took, with that from an injected fault to its discovery."""
+        """The duration of the repair, including the detection of an injected fault."""
         return total_s(self.incident)
 
     def parts(self) -> Iterator[tuple[str, float]]:
@@ -74,7 +74,7 @@ class RepairRecord:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """Something that happened at once."""
+    """An event without a duration."""
 
     at: float
     kind: str
@@ -85,7 +85,7 @@ class Moment:
 
 @dataclass(slots=True)
 class History:
-    """All that the report shows."""
+    """The data of the report."""
 
     record: Mapping[str, Any]
     duration: float = 0.0
@@ -94,9 +94,9 @@ class History:
     repairs: list[RepairRecord] = field(default_factory=list)
     moments: list[Moment] = field(default_factory=list)
     missing: int = 0
-    """Entries that the journals lack."""
+    """The number of journal entries that were dropped or cannot be read."""
     reason: str = ""
-    """Why the run ended; empty while it lives."""
+    """Reason for the end of the run; empty while it lives."""
 
     @property
     def world_size(self) -> int:
@@ -110,12 +110,12 @@ class History:
         return min((each.set_up for each in self.tenures if each.set_up is not None), default=self.duration)
 
     def step_s(self, at: float) -> float:
-        """Return the time of a step as the last sample before this moment has it; 0 without any."""
+        """Return the step time of the last sample before this moment; 0 without a sample."""
         index = bisect.bisect_right(self.samples, at, key=lambda sample: sample.now)
         return self.samples[index - 1].step_s if index else 0.0
 
     def stepping(self) -> list[Sample]:
-        """Return the samples since whose predecessor a step was completed: others have the time of an old one."""
+        """Return the samples with a newly completed step. The others repeat the time of an earlier step."""
         before = [-1, *(sample.step for sample in self.samples)]
         return [
             sample
@@ -175,7 +175,7 @@ class _Reader:
         self._began: float | None = None
 
     def header(self, line: str) -> None:
-        """Take the first line of a journal. That of a later leader knows who has the ranks."""
+        """Read the first line of a journal. A later leader's first line has the owners of the ranks."""
         try:
             state = parse(line).get("state") or {}
         except (ProtocolError, AttributeError):
@@ -189,7 +189,7 @@ class _Reader:
     _inherited: dict[int, int] = {}  # noqa: RUF012 - replaced, never changed
 
     def entry(self, entry: Mapping[str, Any]) -> None:
-        """Take another line."""
+        """Read the next line."""
         if "dropped" in entry:
             self._history.missing += int(entry["dropped"])
             return
@@ -285,7 +285,7 @@ def _exit(event: Mapping[str, Any]) -> str:
 
 
 def thinned(samples: Iterable[Sample], most: int) -> list[Sample]:
-    """Return at most so many samples: of each stretch the one with the longest step."""
+    """Return at most `most` samples: the one with the longest step of each interval."""
     rest = list(samples)
     size = -(-len(rest) // most)
     if size <= 1:

@@ -12,7 +12,7 @@ _MOST_TICKS = 8
 
 
 def element(name: str, content: str = "", title: str = "", **attributes: object) -> str:
-    """Return an element. `content` is markup, `title` text that a pointer shows; `_` in a name is a dash."""
+    """Return an element. `content` is markup, `title` a tooltip; `_` in a name becomes a dash."""
     written = "".join(
         f' {key.strip("_").replace("_", "-")}="{escape(_number(value))}"' for key, value in attributes.items()
     )
@@ -32,7 +32,7 @@ def path(points: Iterable[tuple[float, float]], class_: str) -> str:
 
 
 def drawing(width: float, height: float, label: str, parts: Iterable[str]) -> str:
-    """Return a whole picture, which becomes as wide as its place."""
+    """Return a complete drawing, which scales to the width of the page."""
     return element("svg", "".join(parts), viewBox=f"0 0 {width:g} {height:g}", role="img", aria_label=label)
 
 
@@ -42,7 +42,7 @@ def _number(value: object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Maps values to places."""
+    """A linear map from values to coordinates."""
 
     least: float
     most: float
@@ -50,7 +50,7 @@ class Scale:
     end: float
 
     def at(self, value: float) -> float:
-        """Return the place of a value; of one outside that of the nearest end."""
+        """Return the coordinate of a value; a value outside the range gets that of the nearest end."""
         spread = self.most - self.least or 1.0
         share = min(1.0, max(0.0, (value - self.least) / spread))
         return self.begin + share * (self.end - self.begin)
@@ -83,7 +83,7 @@ def clock(seconds: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """The place of a chart, with its two axes."""
+    """The area of a chart, with its two axes."""
 
     x: Scale
     y: Scale
@@ -98,7 +98,7 @@ class Frame:
         yield from self.times(duration)
 
     def times(self, duration: float) -> Iterator[str]:
-        """Yield the axis of times."""
+        """Yield the time axis."""
         bottom = self.y.begin
         yield element("line", x1=self.x.begin, x2=self.x.end, y1=bottom, y2=bottom, class_="axis")
         for at in time_ticks(duration):

@@ -1,10 +1,12 @@
-"""Drains, which are planned moves: ranks leave a worker or a node at a step's end, and no step is repeated.
+"""Drains: ranks leave a worker or a node at the end of a step, and no step is repeated.
 
-1. Spares elsewhere rehearse as the ranks that move, while these train.
-2. Every rank is ordered to begin no further step, and answers where it can stop. The latest of these versions is the limit.
-3. When every rank has reached the limit, a repair begins that resumes from it. It ends the workers whose ranks move.
+1. Spares rehearse as the ranks that move, while these train.
+2. The coordinator orders every rank to begin no further step. Each rank answers with the version at which it can stop. The
+   latest of these versions is the limit.
+3. When every rank has reached the limit, the coordinator begins a repair that resumes from it. The repair ends the workers
+   whose ranks move.
 
-A loss ends the drain, and is repaired as any other.
+A loss ends the drain and is repaired like any other.
 """
 
 from collections.abc import Collection, Iterable
@@ -25,12 +27,12 @@ from deadpool_run.ids import NodeId, Rank, Version
 from deadpool_run.text import shortened
 
 _NAMED = 8
-"""The most ranks that a message names."""
+"""Most ranks that a message names."""
 _SPARE = (MemberPhase.READY, MemberPhase.PREPARING)
 
 
 def requested(decision: Decision, event: ev.DrainRequested) -> None:
-    """Begin a drain, or tell the user why not."""
+    """Begin a drain, or report why it is refused."""
     state = decision.state
     if why := refusal(state, event.rank, event.node):
         decision.announce(f"{_named(state, event.rank, event.node)} is not drained", why)
@@ -88,7 +90,7 @@ def _ranks(ranks: Iterable[Rank]) -> str:
 
 
 def moving(state: State, relocation: Relocation) -> list[Member]:
-    """Return the workers whose ranks are to move."""
+    """Return the workers whose ranks move."""
     if relocation.node is None:
         only = None if relocation.worker is None else state.members.get(relocation.worker)
         return [] if only is None else [only]
@@ -101,7 +103,7 @@ def _moves(relocation: Relocation, member: Member) -> bool:
 
 
 def advance(decision: Decision) -> None:
-    """Take the next step of the drain that the reports so far allow. Only while every rank trains."""
+    """Advance the drain as far as the reports so far allow. Waits while a rank is missing."""
     state, relocation = decision.state, decision.state.relocation
     if relocation is None or state.repair is not None:
         return
@@ -128,7 +130,7 @@ def _advance(decision: Decision, relocation: Relocation, leaving: Collection[Mem
 
 
 def _seatings(decision: Decision, leaving: Collection[Member]) -> list[placement.Seating] | None:
-    """Return a spare for each rank that moves. None: one still rehearses, or there are too few, which ends the drain."""
+    """Return a spare for each rank that moves; None while a spare rehearses. Too few spares end the drain."""
     state = decision.state
     if any(member.node not in state.closed for member in state.in_phase(MemberPhase.PREPARING)):
         return None
@@ -140,7 +142,10 @@ def _seatings(decision: Decision, leaving: Collection[Member]) -> list[placement
 
 
 def _are_prepared(decision: Decision, leaving: Collection[Member]) -> bool:
-    """Have spares rehearse that have not; return whether all have done so, or cannot: they do so as the ranks move."""
+    """Start the rehearsals that are missing. Return whether none was missing.
+
+    If spares cannot rehearse ahead of need, they rehearse as the ranks move.
+    """
     seatings = _seatings(decision, leaving)
     if seatings is None:
         return False
@@ -156,7 +161,7 @@ def _ask(decision: Decision, relocation: Relocation) -> None:
 
 
 def _set_limit(decision: Decision, relocation: Relocation) -> None:
-    """Have every rank run to the version at which all can stop."""
+    """Order every rank to run to the version at which all can stop."""
     finished = [member.finished for member in decision.state.in_phase(MemberPhase.FINISHED)]
     relocation.limit = max(relocation.limit, *(each for each in finished if each is not None), Version(0))
     relocation.is_set = True
@@ -206,7 +211,7 @@ def drained(decision: Decision, member: Member, event: ev.SurvivorDrained) -> No
 
 
 def is_planned(state: State, member: Member) -> bool:
-    """Tell whether the worker's end is part of the repair under way, and not a further loss."""
+    """Return whether the worker's end is part of the repair under way, and not a further loss."""
     return member.planned and state.repair is not None and state.repair.resume is None
 
 
@@ -220,9 +225,9 @@ def left(decision: Decision, fallen: repair.LostRank) -> None:
 
 
 def give_up(decision: Decision, why: str) -> None:
-    """End the drain, if there is one; every rank stays or is replaced where it is.
+    """End the drain, if there is one. Ranks stay, and a drained node is used again.
 
-    Until a node may leave, its drain is not over: the repair of a loss may need it.
+    The drain of a node lasts until the node is released, because the repair of a loss may need the node.
     """
     state, relocation = decision.state, decision.state.relocation
     for node in sorted(state.closed - state.released):
@@ -245,7 +250,7 @@ def give_up(decision: Decision, why: str) -> None:
 
 
 def next_deadline(settings: Settings, state: State) -> float | None:
-    """Return when the drain ends if its ranks have not moved."""
+    """Return the time at which the drain ends if its ranks have not moved."""
     if state.relocation is None or state.phase is not JobPhase.RUNNING:
         return None
     return state.relocation.began_at + settings.join_timeout_s
@@ -257,7 +262,7 @@ def overdue(decision: Decision) -> None:
 
 
 def release_nodes(decision: Decision) -> None:
-    """Let drained nodes leave that have nothing which the job needs."""
+    """Release the drained nodes that hold nothing the job needs."""
     state = decision.state
     if state.closed == state.released or state.phase is not JobPhase.RUNNING or state.repair is not None:
         return
@@ -271,5 +276,5 @@ def release_nodes(decision: Decision) -> None:
 
 
 def _has_needed_copies(state: State, node: NodeId) -> bool:
-    """Tell whether other nodes do not have yet what the node holds. A job on one node has no copies."""
+    """Return whether the node holds copies that other nodes lack. A job on one node has no copies."""
     return bool(state.buddies) and node in chain.from_iterable((*state.buddies, *state.former_buddies))

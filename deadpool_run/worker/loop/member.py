@@ -23,6 +23,7 @@ from deadpool_run.worker.loop.trial import Trial
 from deadpool_run.worker.loop.updates import Updates
 from deadpool_run.worker.process import rehearsal_output
 from deadpool_run.worker.process.session import Session
+from deadpool_run.worker.snapshot import buckets
 from deadpool_run.worker.state.redundancy import replica_leader
 from deadpool_run.worker.verify.agreement import any_rank
 from deadpool_run.worker.verify.coverage import Coverage, is_sampled
@@ -32,8 +33,6 @@ _OUTSIDE_LOOP = (
     "this script updates weights outside of job.steps(): nothing protects it, and a lost rank restarts it from the beginning.\n"
     "Write `for step in job.steps(N):` and `with step:` around the step."
 )
-_OUTSIDE = 3
-"""This many updates before the step loop are a loop of the script's own; one or two may be a warm-up."""
 
 
 class LoopMember(RepairParticipant):
@@ -48,7 +47,6 @@ class LoopMember(RepairParticipant):
         self._coverage = Coverage(self.snapshots.protected, self.snapshots.variables.keeps)
         self._transcript: Transcript | None = None  # recorded, not sealed yet
         self._in_loop = False
-        self._outside = 0  # weight updates before the loop
         self._in_step = False
         self._stopped = False  # the optimizer was stopped in this step
         self._released = False
@@ -125,8 +123,7 @@ class LoopMember(RepairParticipant):
         With a closure, this step has no gradients yet.
         """
         if not self._in_loop:
-            self._outside += 1
-            if self._outside == _OUTSIDE:
+            if self._updates.note_outside():
                 self._link.send(ev.LoopBypassed(THIS_WORKER))
                 warn(_OUTSIDE_LOOP)
             return
@@ -189,7 +186,7 @@ class LoopMember(RepairParticipant):
 
     def _decide_buckets(self) -> None:
         with self.unrecorded():
-            self.snapshots.decide_buckets(self.registry)
+            buckets.decide(self.snapshots.protected, self.registry)
 
     def _discard(self, *, step_failed: bool) -> None:
         """End a step that will be repeated: find out which version the live objects hold."""
@@ -287,7 +284,7 @@ class LoopMember(RepairParticipant):
     def begin_trial(self) -> bool:
         """Start the trial of the next step; False if it is not due, or if a rank was lost."""
         due = self.trial.stage is Trial.Stage.DUE and 0 < self.completed < self.total
-        if not due or not self.snapshots.reduces_repeatably(updated=self._updates.ever):
+        if not due or not buckets.reduces_repeatably(self.snapshots.protected, updated=self._updates.ever):
             return False
         self.snapshots.wait(cancel_pending=False)
         is_held = self.completed in self.snapshots.held() or self.snapshots.capture_now(self.completed)

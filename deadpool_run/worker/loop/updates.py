@@ -8,9 +8,12 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from deadpool_run.errors import InterruptedUpdateError
 
+_OUTSIDE = 3
+"""This many updates before the step loop are a loop of the script's own; one or two may be a warm-up."""
+
 
 class Updates:
-    """Whether optimizers have changed weights in the running step, and in earlier ones."""
+    """Records whether optimizers have changed weights before the loop, in the running step, and in earlier ones."""
 
     def __init__(self, before: Callable[[Optimizer, object, object], None]) -> None:
         """`before` gets each optimizer, and the arguments and keywords of its step. It calls `note`, or raises."""
@@ -20,6 +23,7 @@ class Updates:
         """Whether one has in some complete step."""
         self.always = False
         """Whether one has in every complete step, and there was one."""
+        self._outside = 0
         self._steps = 0
         self._unfinished = 0
         self._sees_ends = False  # torch reports the end of each update; a compiled one may hide it
@@ -27,6 +31,11 @@ class Updates:
             register_optimizer_step_pre_hook(before),
             register_optimizer_step_post_hook(self._after),
         )
+
+    def note_outside(self) -> bool:
+        """Note an update before the step loop. Return True once, when the script turns out to have a loop of its own."""
+        self._outside += 1
+        return self._outside == _OUTSIDE
 
     def begin_step(self) -> None:
         """Note that a step begins."""

@@ -24,13 +24,12 @@ from deadpool_run.vault import segments
 from deadpool_run.vault.headroom import Growth
 from deadpool_run.vault.segments import SlotRole
 from deadpool_run.vault.status_page import EMPTY, StatusPage
-from deadpool_run.worker.compat.modules import has_buckets, local
+from deadpool_run.worker.compat.modules import local
 from deadpool_run.worker.device.backend import Mark
 from deadpool_run.worker.device.choose import device_backend
-from deadpool_run.worker.groups import ddp_buckets
 from deadpool_run.worker.groups.registry import Registry
 from deadpool_run.worker.groups.rehearsal import REHEARSAL_STEPS
-from deadpool_run.worker.snapshot import checks
+from deadpool_run.worker.snapshot import buckets, checks
 from deadpool_run.worker.snapshot.copy_thread import CopyThread, OnSkip
 from deadpool_run.worker.snapshot.plan import BufferCopies, CapturePlan, live_tensors
 from deadpool_run.worker.snapshot.restore import Restoration
@@ -160,27 +159,6 @@ class Snapshots:
         states = self.protected.optimizers.values()
         return next((state.name for state in states if optimizer in (state.optimizer, state.keeper)), None)
 
-    def reduces_repeatably(self, *, updated: bool) -> bool:
-        """Return whether a repeated step reduces alike: every DDP has its buckets, or decides before it reduces.
-
-        After a forward under no_sync() the first reduction is to come, unless weights were `updated` without one.
-        """
-        waiting = [ddp for ddp in self.protected.ddps() if not has_buckets(ddp)]
-        return not any(ddp.static_graph or not (updated or ddp.require_forward_param_sync) for ddp in waiting)
-
-    def decide_buckets(self, registry: Registry) -> None:
-        """Let every DDP that can decide its buckets. Collective: call it on every rank at the end of a step."""
-        for module in self.protected.modules.values():
-            for index, ddp in enumerate(module.replicated):
-                decision = ddp_buckets.decide(ddp, registry, self.protected.views)
-                module.buckets[index] = decision or module.buckets[index]
-
-    def _replay_buckets(self, registry: Registry) -> None:
-        for module in self.protected.modules.values():
-            for ddp, decision in zip(module.replicated, module.buckets, strict=True):
-                if decision is not None:
-                    ddp_buckets.replay(ddp, decision, registry, self.protected.views)
-
     def is_untouched(self) -> bool:
         """Return whether only forward and backward can have changed the objects since the last step ended.
 
@@ -299,7 +277,7 @@ class Snapshots:
             restoration.check()
             values = restoration.apply()
             if registry is not None:
-                self._replay_buckets(registry)
+                buckets.replay(self.protected, registry)
             self._put_rest(values)
         if self._device is not None:
             self._device.mark().wait()

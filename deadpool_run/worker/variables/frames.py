@@ -15,7 +15,7 @@ from deadpool_run.worker.process.script_files import is_library, note_file
 _OWN = __package__.partition(".")[0]
 _FOLDER = Path(__file__).parents[2]
 _COPIES = sys.version_info < (3, 13)
-"""Whether `f_locals` of a function is a copy of its variables. Later ones write through."""
+"""Python before 3.13: `f_locals` of a function is a copy of its variables. Later versions write through."""
 
 
 def script_frames() -> Iterator[FrameType]:
@@ -32,9 +32,9 @@ def is_scripts(frame: FrameType) -> bool:
 
 
 def note_loop() -> None:
-    """Note that the function with the step loop is the script's, and its package, also if that is an installed one.
+    """Count the function with the step loop, and its package, as the script's, even if the package is installed.
 
-    A generator on the way to it, a progress bar say, is not the loop. A framework's loop has its state kept by its integration.
+    A generator around the steps, such as a progress bar, is not the loop. The integration of a framework keeps the state of its loop.
     """
     for frame, _ in traceback.walk_stack(sys._getframe(1)):  # noqa: SLF001 - as above
         module = str(frame.f_globals.get("__name__", ""))
@@ -51,9 +51,9 @@ def is_own_generator(generator: "GeneratorType[Any, Any, Any]") -> bool:
 
 
 def function_frames() -> Iterator[tuple[str, FrameType]]:
-    """Yield the functions of the script that are running, innermost first, each under a name of its own.
+    """Yield the script's running functions, innermost first, each under a unique name.
 
-    Variables of a module are its globals, and left out.
+    Frames of modules are left out: their variables are the module's globals.
     """
     seen: dict[str, int] = {}
     for frame in script_frames():
@@ -79,13 +79,13 @@ def set_local_variables(frame: FrameType, values: Mapping[str, Any]) -> None:
 
 
 def _forget(frame: FrameType) -> None:
-    """Empty the frame's copy of its variables, which would keep tensors alive that the script no longer needs."""
+    """Empty the frame's copy of its variables, because it would keep tensors alive that the script no longer needs."""
     if _COPIES:
         frame.f_locals.clear()
 
 
 def closed_over(cells: Mapping[str, CellType]) -> dict[str, Any]:
-    """Return the variables in these cells that have a value: what a function shares with the one around it."""
+    """Return the variables in these closure cells that have a value."""
     found = {}
     for name, cell in cells.items():
         with suppress(ValueError):  # it has no value yet

@@ -11,7 +11,7 @@ _CONSTANT = (type(None), bool, int, float, complex, str, bytes, type, FunctionTy
 
 
 class Attributes:
-    """The attributes of all functions of the script, by the name of the function and their own."""
+    """The attributes of all functions of the script, by the function's name, a dot and their own."""
 
     def __init__(self) -> None:
         self._functions: dict[str, FunctionType] = {}
@@ -21,7 +21,7 @@ class Attributes:
         self._functions[name] = function
 
     def read(self) -> dict[str, Any]:
-        """Return the attributes that there are now. Cheap: most functions have none."""
+        """Return the present attributes. Cheap, because most functions have none."""
         return {
             f"{name}.{key}": value
             for name, function in self._functions.items()
@@ -82,5 +82,5 @@ def set_arguments(call: partial[Any], values: Mapping[str, Any]) -> None:
     found = {**arguments_of(call), **values}
     positional = tuple(value for name, value in found.items() if name.isdigit())
     named = {name: value for name, value in found.items() if not name.isdigit()}
-    state: Any = call  # whose type does not tell of this method
+    state: Any = call  # its type declares no __setstate__
     state.__setstate__((call.func, positional, named, vars(call) or None))

@@ -26,7 +26,7 @@ KINDS = frozenset({"random", "generator", "numpy", "mtrand"})
 
 
 def with_state(kind: str, state: Any, into: Any) -> Any:
-    """Return a generator of this kind with this state: `into`, if that is one."""
+    """Return a generator of this kind with this state: `into`, if it is of this kind."""
     found: Any
     if kind == "random":
         found = into if type(into) is random.Random else random.Random()  # noqa: S311 - the script's own
@@ -35,7 +35,7 @@ def with_state(kind: str, state: Any, into: Any) -> Any:
     if kind == "generator":
         found = into if type(into) is torch.Generator else torch.Generator()
         return found.set_state(tensor_of(state))
-    import numpy as np  # noqa: PLC0415 - only a state that has one needs numpy
+    import numpy as np  # noqa: PLC0415 - only states of its generators need numpy
 
     if kind == "mtrand":
         found = into if type(into) is np.random.RandomState else np.random.RandomState()

@@ -1,4 +1,4 @@
-"""Iterators in variables: the parts of those that can be made again at their position, and the progress of the others."""
+"""Iterators in variables: the parts that rebuild some of them at their position, and the progress of the others."""
 
 import io
 import itertools
@@ -35,14 +35,14 @@ _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 
 
 def is_iterator(value: Any) -> bool:
-    """Return whether a value is an iterator: a generator or a file that is read, say. This library's own steps are none."""
+    """Return whether a value is an iterator, such as a generator or an input file. This library's loop over steps does not count."""
     if not isinstance(value, Iterator) or _is_step_loop(value):
         return False
     return not isinstance(value, io.IOBase) or _is_read(value)
 
 
 def parts_of(value: Iterator[Any]) -> list[Any] | None:
-    """Return what makes an iterator again: a name, arguments, and a state if it has one. None if it cannot be made again."""
+    """Return the parts that rebuild an iterator: a name, arguments, and its state if it has one; None if nothing can rebuild it."""
     parts = _reduced(value)
     if parts is None:
         return None
@@ -52,7 +52,7 @@ def parts_of(value: Iterator[Any]) -> list[Any] | None:
 
 
 def of_parts(name: str, arguments: list[Any], *state: Any) -> Any:
-    """Return the iterator that `parts_of` returned the parts of."""
+    """Return an iterator, rebuilt from the result of `parts_of`."""
     made = _MADE_BY[name](*arguments)
     if state and state[0] is not None:
         made.__setstate__(state[0])
@@ -60,7 +60,7 @@ def of_parts(name: str, arguments: list[Any], *state: Any) -> Any:
 
 
 def progress_of(value: Iterator[Any]) -> Any:
-    """Return a value that changes when the iterator advances; None if its class does not tell."""
+    """Return a value that changes when the iterator advances; None if its class does not show it."""
     if isinstance(value, GeneratorType):
         frame = value.gi_frame
         if frame is None:
@@ -88,7 +88,7 @@ def _mark(value: Any, depth: int = 0) -> Any:
 
 
 def _reduced(value: Any) -> tuple[Any, ...] | None:
-    """Return how pickle makes an iterator of Python's own; None for others. Python 3.14 no longer tells of itertools."""
+    """Return the parts from which pickle makes a built-in iterator; None for others, and for itertools from Python 3.14 on."""
     if type(value).__module__ not in ("builtins", "itertools") or isinstance(value, GeneratorType):
         return None
     try:

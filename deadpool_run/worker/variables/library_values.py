@@ -30,7 +30,7 @@ _MADE: dict[str, type] = {
         torch.Size,
     )
 }
-"""Immutable ones, made by a call of their class with what `__reduce__` returns."""
+"""Immutable classes. A call of the class with the arguments that `__reduce__` returns makes an equal value."""
 _NAMES = {kind: name for name, kind in _MADE.items()}
 
 TAGS = frozenset({"enum", "bytearray", "array of", "dtype", "made"})
@@ -47,7 +47,7 @@ def is_kept(value: Any) -> bool:
 
 
 def parts_of(value: Any) -> list[Any]:
-    """Return a tag, names, and last a sequence of the values that it is made of."""
+    """Return a tag, names, and last a sequence of the plain values in it."""
     kind = type(value)
     if kind in _NAMES:
         return ["made", _NAMES[kind], value.__reduce__()[1]]
@@ -59,7 +59,7 @@ def parts_of(value: Any) -> list[Any]:
 
 
 def of_parts(tag: str, names: Sequence[str], parts: Sequence[Any], into: Any, class_of: Callable[..., Any]) -> Any:
-    """Return the value of these parts: `into`, if it can have it. `class_of` returns a class by its module and name."""
+    """Return the value of these parts, written into `into` if possible. `class_of` returns a class by its module and name."""
     match tag:
         case "made":
             return _MADE[names[0]](*parts)

@@ -26,7 +26,7 @@ _MOST_PARTS = 256
 
 
 class AttributeTable:
-    """Reads the attributes in a table that are variables. Functions and classes next to them are sorted out once, not in each step."""
+    """A reader of the variables in a table of attributes. It leaves out functions and classes, which it looks for once, not in each step."""
 
     def __init__(self, table: Mapping[str, Any], ignored: Collection[str] = ()) -> None:
         self._table = table
@@ -45,19 +45,19 @@ class AttributeTable:
 
 
 class FixedTables(Generic[Owner]):
-    """Tables whose values never change in place. Finds those that have changed since: cheap, as there are thousands, in each step."""
+    """Tables whose values never change in place. Finds changed tables cheaply: there are thousands, in each step."""
 
     def __init__(self) -> None:
         self._owners: list[Owner] = []
         self._tables: list[Mapping[str, Any]] = []
         self._sizes: list[int] = []
         self._getters: list[tuple[int, Callable[[Mapping[str, Any]], Iterable[Any]], Mapping[str, Any]]] = []
-        """For each table that has variables: its number, and what returns their values."""
+        """For each table with variables: its number, a function that returns their values, and the table."""
         self._first: list[Iterable[Any]] = []
         self._flat: list[Any] = []
 
     def add(self, owner: Owner, table: Mapping[str, Any], names: Collection[str]) -> None:
-        """Note a table, the names in it that are variables, and their values of now."""
+        """Note a table, the names in it that are variables, and their present values."""
         self._owners.append(owner)
         self._tables.append(table)
         self._sizes.append(len(table))
@@ -98,12 +98,12 @@ def _is_variable(name: str, value: Any) -> bool:
 
 
 def small_attributes_of(obj: object) -> dict[str, Any]:
-    """Return the attributes of a protected object that are numbers or few: what its `state_dict()` may have forgotten."""
+    """Return the small attributes of a protected object, because its `state_dict()` may lack them."""
     return {name: value for name, value in attributes_of(obj).items() if _is_small(value)}
 
 
 def _is_small(value: Any) -> bool:
-    """Return whether a value is a number, a string or one of a library, or a container of few of these."""
+    """Return whether a value is a number, a string, an immutable library value, or a small container of numbers and strings."""
     kind = type(value)
     if kind in (list, tuple, set, frozenset):
         return len(value) <= _MOST_PARTS and all(type(each) in LEAVES for each in value)
@@ -119,7 +119,7 @@ def is_metric(module: nn.Module) -> bool:
 
 
 def is_wrapper(obj: object) -> bool:
-    """Return whether an object is torch's own around a module of the script: its attributes are no variables."""
+    """Return whether an object is torch's wrapper of a module of the script. A wrapper's attributes are not variables."""
     return isinstance(obj, DistributedDataParallel) or (isinstance(obj, nn.Module) and inside_compiled(obj) is not None)
 
 
@@ -134,7 +134,7 @@ def _is_trained(module: nn.Module) -> bool:
 
 
 def parts_of(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yield a module and those in it, each once, by path: `.layers.0` is in `.layers`."""
+    """Yield a module and its submodules, each once, by path: `.layers.0` is in `.layers`."""
     return ((f".{path}" if path else "", each) for path, each in module.named_modules())
 
 

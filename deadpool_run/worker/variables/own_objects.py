@@ -41,11 +41,11 @@ def is_own(kind: type, modules: Collection[str]) -> bool:
 
 
 _CONTAINERS: tuple[Any, ...] = (OrderedDict, dict, deque, list, set)
-"""Those with methods that read and fill them. A `Counter` and a `defaultdict` have those of a dict."""
+"""Classes whose methods read and fill objects of derived classes. Those of dict serve `Counter` and `defaultdict` too."""
 
 
 def container_of(kind: type, modules: Collection[str]) -> Any:
-    """Return the class whose methods read and fill objects of a container class of the script's; None for other classes."""
+    """Return the class of `_CONTAINERS` from which the script derives a container class; None for other classes."""
     if (
         kind.__module__ not in modules
         or issubclass(kind, nn.Module)
@@ -58,7 +58,7 @@ def container_of(kind: type, modules: Collection[str]) -> Any:
 
 
 def attributes_of_container(value: Any) -> dict[str, Any]:
-    """Return the attributes of such a container. Some classes have their items as attributes: then these are none."""
+    """Return the attributes of a container of the script's; an empty dict if its items are its attributes."""
     found: dict[str, Any] = vars(value)
     return {} if found is value else dict(found)
 

@@ -48,16 +48,16 @@ from deadpool_run.worker.variables.own_objects import attributes_of_container, c
 from deadpool_run.worker.variables.values import Objects, OpaqueError, ValueWriter
 
 _MOST_KEYS = 256
-"""A dict or a list with more is one value, not a scope."""
+"""A dict or a list with more keys is one value, not a scope."""
 _MOST_SCOPES = 4096
 _WITH_CONTENT = frozenset({*sys.stdlib_module_names, "numpy", "torch"})
-"""Packages with classes whose objects snapshots keep with their content."""
+"""Packages whose objects may be kept with their content, which may change in place."""
 _VALUE, _UNSET = "value", object()
 
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """Some variables of the script, under a name."""
+    """A named group of variables of the script."""
 
     name: str
     read: Callable[[], Mapping[str, Any]]
@@ -65,14 +65,14 @@ class Scope:
     write: Callable[[Mapping[str, Any]], Any]
     """Sets some variables."""
     remove: Callable[[str], object] | None = None
-    """Ends a variable that had no value at a snapshot; None where that makes no difference."""
+    """Deletes a variable that did not exist at a snapshot; None where that makes no difference."""
 
 
 class Scopes:
-    """All scopes, found once: those of objects that the script makes later are parts of values."""
+    """All scopes, found once. Objects that the script creates later are parts of values."""
 
     def __init__(self, protected: Iterable[object], parts: Iterable[tuple[str, Any]]) -> None:
-        """`protected` are objects that are kept otherwise, and `parts` modules and parameters in them, by name."""
+        """`protected` are objects that are kept by other means, and `parts` the modules and parameters in them, by name."""
         sources = {name: vars(module) for name, module, _ in own_modules()}
         for frame in script_frames():
             sources.setdefault(str(frame.f_globals.get("__name__", "")), frame.f_globals)
@@ -80,9 +80,9 @@ class Scopes:
         self._found: list[Scope] = []
         self._fixed: FixedTables[Scope] = FixedTables()
         self._named: dict[str, int] = {}
-        """How many scopes have a name: a module of the script and a dict of another may agree in it."""
+        """The number of scopes with each name: a module of the script and a dict in another may share one."""
         self.objects = Objects()
-        """Those whose content is a scope, or is kept otherwise."""
+        """Objects whose content is a scope, or is kept by other means."""
         objects, inside = [(f"protected {number}", each) for number, each in enumerate(protected)], list(parts)
         for name, each in (*objects, *inside):
             self.objects.add(name, each)
@@ -100,17 +100,17 @@ class Scopes:
         for name, variables in sources.items():
             self._search(name, variables.items())
             self._add(Scope(name, AttributeTable(variables), variables.update))
-        for scope in self._found:  # which grows: scopes are found in scopes
+        for scope in self._found:  # the list grows: a scope may contain further ones
             self._search(scope.name, scope.read().items())
 
     def __iter__(self) -> Iterator[Scope]:
-        """Yield the scopes that there are now."""
+        """Yield the present scopes."""
         yield from self._running()
         yield from self._found
         yield from self._fixed
 
     def changing(self) -> Iterator[Scope]:
-        """Yield the scopes without those that are surely as they were when the loop began."""
+        """Yield the scopes that may have changed since the loop began."""
         yield from self._running()
         yield from self._found
         yield from self._fixed.changed()
@@ -120,7 +120,7 @@ class Scopes:
             yield Scope(name, partial(local_variables, frame), partial(set_local_variables, frame))
 
     def is_scope(self, obj: object) -> bool:
-        """Return whether the content of an object is a scope of its own, or is kept otherwise."""
+        """Return whether the content of an object is a scope, or is kept by other means."""
         return self.objects.name_of(obj) is not None
 
     def named(self, name: str) -> Any:
@@ -163,7 +163,7 @@ class Scopes:
             self._look_at_own(name, kind, value)
 
     def _look_at_own(self, name: str, kind: type, value: Any) -> None:
-        """Look at a class of the script's, or an object of one."""
+        """Add a class of the script's, or an object of one."""
         if isinstance(value, type) and value.__module__ in self.modules:
             self._add_class(name, value)
         elif is_own(kind, self.modules):
@@ -184,7 +184,7 @@ class Scopes:
         return True
 
     def _add_context(self, name: str, value: ContextVar[Any] | threading.local) -> None:
-        """Add what a variable holds for the main thread, which is this one."""
+        """Add the value of a context variable, or the attributes of a thread-local object, for the main thread, which is this one."""
         if isinstance(value, ContextVar):
             self._add_named(name, value, partial(_of_context, value), lambda values: value.set(values[_VALUE]))
         else:
@@ -196,7 +196,7 @@ class Scopes:
             self._look_into(f"{name}.{key}", getattr(method, "__func__", method))
 
     def _add_attached(self, name: str, owner: Any) -> None:
-        """Add what scripts attach to a protected object, or to a module: attributes, and hooks with a state."""
+        """Add the attributes, and the hooks with a state, that a script has attached to a protected object or to a module."""
         if isinstance(owner, nn.Module | Optimizer | Tensor):
             self._add_attributes(name, owner, OF_MODULES if isinstance(owner, nn.Module) else OF_OPTIMIZERS)
             for key, hook in hooks_of(owner):
@@ -213,7 +213,7 @@ class Scopes:
             self._add(scope)
 
     def _is_fixed(self, value: Any) -> bool:
-        """Return whether a value never changes in place, as far as snapshots keep it."""
+        """Return whether no content of the value that snapshots keep can change in place."""
         kind = type(value)
         if kind is tuple:
             return all(type(each) in LEAVES for each in value)
@@ -221,7 +221,7 @@ class Scopes:
         return kind in LEAVES or is_immutable(value) or self.is_scope(value) or not has_content
 
     def _add_module(self, name: str, module: nn.Module) -> None:
-        """Add a module that is not protected, and those in it."""
+        """Add an unprotected module and its submodules."""
         for path, each in parts_of(module):
             if self.is_scope(each):
                 continue
@@ -239,7 +239,7 @@ class Scopes:
                 self._add(Scope(f"{name}, attributes", partial(_with_names, vars(value)), vars(value).update))
 
     def _add_dict(self, name: str, value: Any, content: dict[str, Any], base: Any = dict) -> None:
-        """Add an object whose variables are in a dict, which is read and set by the methods of this class of Python's."""
+        """Add an object whose variables are in a dict. The methods of `base` read and set it, not those of the script's class."""
         read = partial(_with_names, content, base)
         self._add_named(name, value, read, partial(base.update, content), partial(base.pop, content))
 
@@ -255,7 +255,7 @@ class Scopes:
         self._add(Scope(name, read, write, remove))
 
     def _look_into(self, name: str, function: Any) -> None:
-        """Find what a function of the script's holds and shares with the one around it, and the object of a method."""
+        """Add the attributes, defaults and closure of a function of the script's, and the object of a method."""
         if isinstance(function, partial):
             self._add_named(name, function, partial(arguments_of, function), partial(set_arguments, function))
             self._look(f"{name}.func", function.func)

@@ -1,6 +1,6 @@
 """Copies of the large tensors and arrays in variables. A tensor is copied again only after it has changed.
 
-The check for changes runs in each step and has to be cheap. Torch counts the writes to a tensor. A sample is compared for writes
+The check for changes runs in each step and must be cheap. Torch counts the writes to a tensor. A sample is compared for writes
 that it does not count (through `.data`). Arrays have no such count: large ones are sampled, and compared whole at growing
 distances.
 """
@@ -72,11 +72,11 @@ class TensorCopies:
         self._thorough = False  # arrays are compared whole
 
     def begun(self) -> None:
-        """Note that all copies so far are of when the loop began."""
+        """Mark all copies so far as made when the loop began."""
         self._first, self._begun = set(self._known), True
 
     def next(self, *, thorough: bool) -> None:
-        """Start a snapshot. Free the copies that the one before did not use."""
+        """Start a snapshot. Free the copies that the previous snapshot did not use."""
         kept = self._first | self._used
         self._known = {key: known for key, known in self._known.items() if key in kept and known.source() is not None}
         self._used, self._nbytes, self._thorough = set(), 0, thorough
@@ -151,7 +151,7 @@ def is_data(value: Any) -> bool:
 
 
 def sample_of_array(array: Any) -> bytes:
-    """Return the bytes of some elements, spread over an array; of all in a small one."""
+    """Return the bytes of elements spread over an array; of all elements of a small one."""
     flat = array.reshape(-1)
     found: bytes = flat[:: max(1, flat.size // _SAMPLES)].tobytes()
     return found

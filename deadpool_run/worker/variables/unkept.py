@@ -26,10 +26,10 @@ _DEEPEST = 4
 
 
 class Unkept:
-    """A value that is not kept, as it was at some moment. Its tensors can be freed."""
+    """A record of a value that is not kept, to detect later changes. It does not keep tensors alive."""
 
     def __init__(self, value: Any, why: str, *, digest: bool = False) -> None:
-        """`why` says why it is not kept. With `digest`, note also a digest of a value of plain parts."""
+        """`why` is the reason why it is not kept. With `digest`, the record has a digest of a value of plain parts."""
         self.why = why
         self._parts = list(_parts(value))
         self._size, self._last = _size(value), _last(value)
@@ -43,7 +43,7 @@ class Unkept:
         self._progress = progress_of(value) if self.is_iterator else None
 
     def is_still(self, value: Any, *, thorough: bool = False) -> bool:
-        """Return whether the value is the same object, and unchanged as far as one can tell. Cheap unless `thorough`."""
+        """Return whether the value is the same object, and no change can be detected. Cheap unless `thorough`."""
         if self.is_iterator:
             return self._is(value) and progress_of(value) == self._progress
         if type(value) in _CONTAINERS and (id(value) != self._id or _size(value) != self._size):
@@ -56,7 +56,7 @@ class Unkept:
         return not thorough or self._digest is None or _digest(value) == self._digest
 
     def is_of(self, value: Any) -> bool:
-        """Return whether this is of the same object, whatever that holds now."""
+        """Return whether the value is the same object, even if its content has changed."""
         if self.is_iterator:
             return self._is(value)
         if type(value) in _CONTAINERS:
@@ -65,14 +65,14 @@ class Unkept:
 
     @property
     def has_unknown_progress(self) -> bool:
-        """Whether it is an iterator that does not tell its position."""
+        """True for an iterator whose class does not show its position."""
         return self.is_iterator and self._progress is None
 
     def _is(self, iterator: Any) -> bool:
         return self._source is not None and self._source() is iterator
 
     def undo(self, value: Any) -> bool:
-        """Undo what was appended to a list since; return whether the value is as it was then."""
+        """Remove what was appended to a list since then. Return whether the value is as it was."""
         has_grown = type(value) is list and id(value) == self._id and 0 < self._size < len(value)
         if has_grown and _is_same_last(self._last, _mark(value[self._size - 1])):
             del value[self._size :]
@@ -113,7 +113,7 @@ class LostValue:
 
 
 class _LostGraph(torch.autograd.Function):
-    """Gives a value a graph that nothing can go back through."""
+    """A graph for a value whose own graph was lost. Its backward raises."""
 
     @staticmethod
     def forward(ctx: Any, _: Tensor, value: Tensor, refuse: Callable[[str], NoReturn]) -> Tensor:
@@ -130,7 +130,7 @@ class _LostGraph(torch.autograd.Function):
 
 
 def with_lost_graph(value: Tensor, refuse: Callable[[str], NoReturn]) -> Tensor:
-    """Return a tensor of this value whose graph was lost: a backward through it calls `refuse`."""
+    """Return a tensor with this value. A backward through it calls `refuse`."""
     with torch.enable_grad():
         found: Tensor = _LostGraph.apply(torch.zeros((), requires_grad=True), value, refuse)
     return found
@@ -194,7 +194,7 @@ def _last(value: Any) -> Any:
 
 
 def _weak(value: Any) -> Callable[[], Any]:
-    """Return what returns the value, without keeping it alive if its class allows that."""
+    """Return a function that returns the value: a weak reference, if its class allows one."""
     try:
         return weakref.ref(value)
     except TypeError:
@@ -202,7 +202,7 @@ def _weak(value: Any) -> Callable[[], Any]:
 
 
 def _mark(part: Any) -> Any:
-    """Return the part itself if it is plain; else what tells it from others without keeping it alive."""
+    """Return the part itself if it is plain, else its identity, which does not keep it alive."""
     return part if type(part) in _LEAVES else (id(part),)
 
 
@@ -211,8 +211,8 @@ def _is_same_last(one: Any, other: Any) -> bool:
 
 
 def _parts(value: Any, depth: int = 0) -> Iterator[tuple[Any, Any]]:
-    """Yield the tensors and arrays in a value, weakly, each with what changes when it is written to."""
-    if issubclass(type(value), Tensor):  # which a weak proxy is not
+    """Yield weak references to the tensors and arrays in a value, each with a mark that changes with each write."""
+    if issubclass(type(value), Tensor):  # false for a weak proxy
         yield weakref.ref(value), -1 if value.is_inference() else writes_of(value)
     elif is_array(value) and value.ndim:
         yield weakref.ref(value), sample_of_array(value)

@@ -17,7 +17,7 @@ from deadpool_run.worker.variables.values import DICTS, FACTORIES, SEQUENCES, Ob
 
 
 class ValueReader:
-    """Makes values of nodes that were written together, in the same order."""
+    """Decodes nodes that were written together, in the same order."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class ValueReader:
         self._made: dict[int | str, Any] = {}
 
     def read(self, node: Any, into: Any = None) -> Any:  # noqa: PLR0911 - one line for each kind
-        """Return the value of a node. `into` is an object to fill, if it is of the same kind; then that is returned.
+        """Return the value of a node. `into` is an object to fill and return, if it is of the same kind.
 
         Raises `OpaqueError` for a class that this process does not have.
         """
@@ -67,9 +67,9 @@ class ValueReader:
         return self._simple(tag, parts, into)
 
     def _shared(self, tag: str, key: Any, node: Any = None) -> Any:
-        """Return an object that several variables may have: by its name, if it was there when the loop began, or by its number.
+        """Return an object that several variables may share: by name if it existed when the loop began, else by number.
 
-        It is another object than then if its class cannot be filled, but one for all variables.
+        If objects of its class cannot be filled, all these variables get the same new object.
         """
         if key not in self._made:
             self._made[key] = self.read(node, self._objects.named(key) if tag == "is" else None)
@@ -154,7 +154,7 @@ class ValueReader:
 
 
 def _fill(target: Any, base: Any, values: Any) -> Any:
-    """Replace what a container holds, by the methods of this class of Python's."""
+    """Replace the content of a container with the methods of `base`."""
     base.clear(target)
     (base.extend if base in (list, deque) else base.update)(target, values)
     return target
@@ -167,7 +167,7 @@ def _factory(parts: list[Any]) -> type:
 
 
 def _into(into: Any, value: Tensor) -> Tensor:
-    """Return the object of the script with this value, if it can have it; else a new tensor."""
+    """Return the script's tensor with this value if it fits, else a new tensor."""
     if type(into) is Tensor and _is_alike(into, value) and not into.requires_grad:
         return into.copy_(value)
     return value.clone()

@@ -1,8 +1,8 @@
 """Encoder of variables' values as trees for MessagePack. No code of the script's classes is run.
 
 A number, a string or None is its own node. Any other value is a list that begins with a tag. Objects that can change have an
-identity, which two variables may share: those that were there when the loop began are known by name in every process of the
-rank (`Objects`), others by number within what is written together.
+identity, which two variables may share: those that existed when the loop began are known by name in every process of the
+rank (`Objects`), others by number among the values that are written together.
 """
 
 import weakref
@@ -31,18 +31,18 @@ _PLAIN = frozenset({type(None), bool, float, str, bytes})
 DICTS = {each.__name__: each for each in (dict, OrderedDict, Counter, defaultdict)}
 SEQUENCES = {each.__name__: each for each in (list, tuple, set, frozenset, deque)}
 FACTORIES: dict[str, type] = {each.__name__: each for each in (list, dict, set, int, float, str, tuple)}
-"""What a `defaultdict` may make its values with, to be made again itself."""
+"""The factories with which a `defaultdict` can be rebuilt."""
 _INT64 = 1 << 63
 _LEAST_ID = 1 << 16
 """Python has no object at a lower address."""
 MOST_VALUES = 4096
 """The limit on the numbers, strings and containers of one variable."""
 MOST_NUMBERS = 1 << 17
-"""The limit on the numbers of a list, or another container, that has nothing else."""
+"""The limit on the numbers of a container that has only numbers."""
 _TOO_MANY = f"it has more than {MOST_VALUES} values (or {MOST_NUMBERS}, if all are numbers)"
 _NUMBERS = frozenset({float, int, bool, type(None)})
 _INLINE_BYTES = 16 << 10
-"""Larger tensors and arrays have a copy of their own, which is not made again before they change."""
+"""Larger tensors and arrays have a copy of their own, which later snapshots use until they change."""
 _DEEPEST = 20
 _MAKERS: tuple[Any, ...] = (object.__new__, SimpleNamespace.__new__)
 
@@ -52,7 +52,7 @@ class OpaqueError(Exception):
 
 
 class UnkeptDataError(OpaqueError):
-    """Data that is not kept; the message says why: it is too large, say."""
+    """Data that is not kept. The message has the reason, such as its size."""
 
 
 class Objects:
@@ -120,7 +120,7 @@ class ValueWriter:
             return self._write(value)
         except OpaqueError:
             for key in list(self._made)[before:]:
-                del self._made[key]  # nothing that is written has them
+                del self._made[key]  # no written node refers to them
             raise
 
     def _write(self, value: Any) -> Any:  # noqa: PLR0911 - one line for each kind
@@ -146,7 +146,7 @@ class ValueWriter:
         return self._identified(self._objects, kind, value)
 
     def _whole(self, value: int) -> Any:
-        """Return the node of a number. That of `id(parameter)`, say, is another number in another process."""
+        """Return the node of a number. An identity such as `id(parameter)` becomes a name: it differs in another process."""
         if not -_INT64 <= value < _INT64:
             return ["int", str(value)]
         if value < _LEAST_ID or (named := self._named.name_at(value)) is None:
@@ -170,7 +170,7 @@ class ValueWriter:
         return ["new", number, content]
 
     def _content(self, kind: type, value: Any) -> Any:
-        if issubclass(kind, Tensor):  # which a weak proxy is not
+        if issubclass(kind, Tensor):  # false for a weak proxy
             return self._tensor(value)
         if is_array(value):
             return self._array(value)
@@ -270,7 +270,7 @@ class ValueWriter:
             raise OpaqueError from error
 
     def _numbers(self, columns: Iterable[Iterable[Any]]) -> list[list[Any]]:
-        """Return the numbers of a large container that has nothing else, at C speed."""
+        """Return the numbers of a large container that has only numbers, at C speed."""
         found = [list(column) for column in columns]
         self._values += len(found[0])
         if self._values > MOST_NUMBERS or self._noting or not all(map(_are_numbers, found)):

@@ -1,7 +1,7 @@
 """The script's own variables that change in its step loop: part of each snapshot, restored before a step is repeated.
 
-Scripts carry state from step to step in variables: counters, averages, lists of losses, generators. What a variable held when
-the loop began is known on every rank, because set-up is run again by a replacement. A snapshot has what differs from that.
+Scripts carry state from step to step in variables: counters, averages, lists of losses, generators. A replacement runs set-up
+again, which gives variables the values that they had when the loop began. A snapshot has the differences from these.
 """
 
 import operator
@@ -39,9 +39,9 @@ _GONE = ["gone"]
 _LOST = "lost"
 
 Changed = dict[str, dict[str, Any]]
-"""Nodes, by scope and variable."""
+"""Nodes by scope and variable."""
 _Name = tuple[str, str]
-"""Of a scope and a variable."""
+"""The names of a scope and a variable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +50,10 @@ class _Before:
 
     node: Any
     value: Any
-    """The object, if its content can be kept, or a weak reference to a tensor; an `Unkept` if data is not kept; else a weak
-    reference, or None if there can be none."""
+    """If its content is kept, the object, or a weak reference to a tensor. If it is data that is not kept, an `Unkept`. Else a
+    weak reference, or None if its class allows none."""
     parts: tuple[Any, ...] | None = None
-    """The items of a container of numbers, strings and objects that are known by name."""
+    """The items of a container, if all are numbers, strings or objects that are known by name."""
     encoded: bytes = b""
     """The node, to compare with."""
 
@@ -69,17 +69,17 @@ class Variables:
         self._moved: set[_Name] = set()
         """Variables with data that was not kept when the loop began, and has changed since."""
         self._unkept: dict[_Name, Unkept] = {}
-        """Variables with data that the last snapshot does not hold, as they were then."""
+        """Variables with data that the last snapshot does not hold, with records of their values at that time."""
         self._earlier: dict[_Name, Unkept] = {}
-        """As `_unkept`, of the snapshot before."""
+        """The same for the snapshot before the last."""
         self._taken, self._number = 0, 0
         self._reported: set[_Name] = set()
         self.too_large: dict[str, str] = {}
-        """Variables that change and cannot be kept, each once, and why; for the caller to report and to empty."""
+        """Changing variables that cannot be kept, each once, with the reason. The caller reports and clears them."""
         self.refuse = raise_refused
         """Called with a message when the script uses a value that was lost. Raises."""
         self.trying = False
-        """Whether lost values are put back later, by `put_back`: nothing is lost yet."""
+        """During the trial: no value is lost yet, and `put_back` later restores those that `put` replaces."""
 
     def begin(
         self,
@@ -89,8 +89,8 @@ class Variables:
     ) -> None:
         """Find the variables; the loop begins.
 
-        `protected` are objects that are kept otherwise, as are `others` and what shares their memory; `parts` are modules and
-        parameters in them, by name.
+        `protected` and `others`, and tensors that share memory with these, are kept by other means. `parts` are the modules
+        and parameters in `protected`, by name.
         """
         note_loop()
         self._scopes = Scopes(protected, parts)
@@ -103,7 +103,7 @@ class Variables:
         self._copies.begun()
 
     def take(self) -> dict[str, Any]:
-        """Return what the variables hold, as far as it differs from when the loop began: bytes, and large tensors."""
+        """Return the variables that differ from when the loop began, as bytes and large tensors."""
         if self._scopes is None:
             return {}
         self._taken += 1
@@ -155,7 +155,7 @@ class Variables:
                     scope.remove(name)
 
     def put_back(self) -> None:
-        """Put the values back that `put` has taken away while `trying`, as far as the script has not assigned others."""
+        """Put back the values that `put` replaced while `trying`, unless the script has assigned others."""
         for scope in self._scopes or ():
             lost = {name: value for name, value in scope.read().items() if type(value) is LostValue}
             wanted = {name: kept for name, value in lost.items() if (kept := kept_back(value)) is not None}
@@ -163,7 +163,7 @@ class Variables:
                 scope.write(wanted)
 
     def keeps(self, obj: object) -> bool:
-        """Return whether the content of an object is among the variables, or is kept otherwise."""
+        """Return whether the content of an object is among the variables, or is kept by other means."""
         return self._scopes is not None and self._scopes.is_scope(obj)
 
     def counts(self) -> dict[str, int]:
@@ -176,7 +176,7 @@ class Variables:
         }
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the larger tensors in variables, by name, without those that are parts of a graph or want gradients."""
+        """Yield the larger tensors in variables, by name, except those that require gradients."""
         for scope in self._scopes or ():
             assert self._scopes is not None
             for name, value in scope.read().items():
@@ -241,14 +241,14 @@ class Variables:
         return found
 
     def _lost(self, scope: Scope, nodes: dict[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what stands for the data that the snapshot does not hold, and that has changed here since, or is not here."""
+        """Return stand-ins for data that the snapshot lacks and that this process does not have unchanged."""
         found = {}
         for name, node in nodes.items():
             if not _is_lost(node):
                 continue
             unkept = self._unkept.get((scope.name, name)) if node[2] == self._number else None
             if unkept is not None and unkept.is_iterator and self.trying:
-                continue  # the trial compares what comes of it
+                continue  # the trial compares the results
             if unkept is None or name not in now or not unkept.undo(now[name]):
                 found[name] = LostValue(
                     _shown(scope.name, name), node[1], self.refuse, now.get(name) if self.trying else None
@@ -258,7 +258,7 @@ class Variables:
     def _unchanged(
         self, reader: ValueReader, scope: Scope, changed: Collection[str], now: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """Return the variables of a scope that held at the snapshot what they held when the loop began."""
+        """Return the variables of a scope that the snapshot has unchanged from when the loop began, with their values of then."""
         found = {}
         for name, before in self._before.get(scope.name, {}).items():
             if name in changed:
@@ -278,7 +278,7 @@ class Variables:
         return found
 
     def _as_before(self, reader: ValueReader, before: _Before) -> Any:
-        """Return the value when the loop began; undo what has changed in it since."""
+        """Return the value of when the loop began, without later changes to its content."""
         value = before.value() if type(before.value) is weakref.ReferenceType else before.value
         if isinstance(before.node, list) and before.node[0] != "scope" and self._differs(before, value):
             return reader.read(before.node)
@@ -292,7 +292,7 @@ class Variables:
 
 
 def _maybe_changed(now: Mapping[str, Any], before: Mapping[str, _Before]) -> Iterator[tuple[str, Any, _Before | None]]:
-    """Yield the variables that do not surely hold what they held when the loop began. Cheap: there are many, in each step."""
+    """Yield the variables that may have changed since the loop began. Cheap, because it runs for all of them in each step."""
     for name, value in now.items():
         was = before.get(name)
         if was is not None:

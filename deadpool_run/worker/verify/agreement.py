@@ -1,8 +1,8 @@
 """Compares replicas after each repair: the tensors that DDP and DTensor keep equal on several ranks.
 
-This is the last safety net: whatever a repair did wrong, a new difference between replicas stops the job. Tensors that
-differ anyway (weights between two averages) are learnt in comparisons without a loss, at growing distances; their names
-are part of the snapshot. Buffers are left out: DDP makes them equal at the next forward, if at all.
+This is the last check on a repair: a new difference between replicas stops the job. Some tensors differ without a loss,
+such as weights between two averages. Comparisons without a loss, at growing distances, learn them, and the snapshot has
+their names. Buffers are left out: DDP makes them equal at the next forward, if at all.
 """
 
 import zlib
@@ -21,7 +21,7 @@ from deadpool_run.worker.state.digest import digest, digest_all, sampled
 from deadpool_run.worker.state.state import Protected
 
 LATE = 8
-"""A difference that is found more steps after a repair may be the script's own: of a phase that lets replicas differ."""
+"""Steps. A difference that is found later after a repair may come from the script: from a phase that lets replicas differ."""
 
 Named = list[tuple[str, Tensor]]
 
@@ -59,7 +59,7 @@ class Agreement:
         return 0 if self._resumed is None else version - self._resumed
 
     def share(self) -> None:
-        """Learn the `unequal` of the other ranks: a replacement has those of its snapshot, which is older."""
+        """Add the other ranks' `unequal` to this rank's. A replacement has only the names of its snapshot, which is older."""
         for group, tensors in self._by_group():
             names = [name for name, _ in tensors]
             rows = _gathered(torch.tensor([zlib.crc32("\n".join(names).encode()), len(names)]), group)
@@ -69,7 +69,7 @@ class Agreement:
                 self.unequal.update(name for name, column in known if any(column))
 
     def compare(self, *, strict: bool) -> ReplicaDifference | None:
-        """Compare with the other replicas; return what should not differ. Without `strict`, only learn what differs."""
+        """Return a difference between this rank's tensors and their replicas. Without `strict`, only learn the names that differ."""
         found = None
         for group, tensors in self._by_group():
             found = self._compare_in(group, tensors, strict=strict) or found
@@ -118,10 +118,10 @@ class Agreement:
 
 
 def any_rank(flag: bool) -> bool:
-    """Return whether any rank of the world says so. Collective."""
-    told = torch.tensor([int(flag)])
-    dist.all_reduce(told, op=dist.ReduceOp.MAX)
-    return bool(told.item())
+    """Return whether the flag is set on any rank of the world. Collective."""
+    flags = torch.tensor([int(flag)])
+    dist.all_reduce(flags, op=dist.ReduceOp.MAX)
+    return bool(flags.item())
 
 
 def _groups_of(tensor: Tensor, ddp: Any) -> list[Any]:

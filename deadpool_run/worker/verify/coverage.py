@@ -1,7 +1,7 @@
 """Checks that everything a script trains is protected. Anything else would silently differ on a replacement.
 
 Optimizers are found when they step. Modules, and tensors that a script trains by hand, are found among all live objects when
-the loop begins, and sampled again later: if they changed, they are state.
+the loop begins. Later samples show which of them change: these are state.
 """
 
 import gc
@@ -45,7 +45,7 @@ class _Watched:
     tensor: "weakref.ref[Tensor]"
     before: int
     trains: bool
-    """Whether its owner has parameters; a metric, say, has none."""
+    """Its owner has parameters. A metric has none."""
 
 
 class Coverage:
@@ -75,7 +75,9 @@ class Coverage:
         inside = {id(child) for root in roots for child in root.modules()}
         known = {id(local(each)) for each in self._protected.parameters().values()}
         parts = {id(child) for module in modules for child in module.children()}
-        for module in sorted(modules, key=lambda module: id(module) in parts):  # the whole is named, not a part
+        for module in sorted(
+            modules, key=lambda module: id(module) in parts
+        ):  # the message names the whole model, not a part
             if id(module) in inside:
                 continue
             self._watched += _watch(module, known)
@@ -217,11 +219,11 @@ def _refers_to(obj: Any, wanted: object, depth: int) -> bool:
 # --- messages -------------------------------------------------------------------------------------------------------
 
 
-def _unprotected(what: str, obj: object, said: str, begins: str = "the state of set-up") -> str:
+def _unprotected(what: str, obj: object, problem: str, begins: str = "the state of set-up") -> str:
     where = path_to(obj)
     variable = where or ("model" if what == "module" else what)
     return (
-        f"{_called(what, obj, where)} {said}: a replacement for a lost rank would start with {begins}.\n"
+        f"{_called(what, obj, where)} {problem}: a replacement for a lost rank would start with {begins}.\n"
         f"Call job.protect({variable.rpartition('.')[2]}={variable}) {_BEFORE_LOOP}."
     )
 

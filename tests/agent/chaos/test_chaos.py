@@ -1,4 +1,4 @@
-"""A rehearsal: what is drawn, when a fault is injected, and the verdict."""
+"""A rehearsal: its random choices, the times of its faults, and the verdict."""
 
 import asyncio
 from itertools import islice
@@ -17,7 +17,7 @@ INCIDENT = Incident(1, (), 10, 1, 0.01, 0.1, 0.1, 0.2, 0.2, 0.3, 0.4)
 
 
 class Job:
-    """Answers as a leader does, and shows one status after another; the last one for good."""
+    """A leader whose status is the next one of a list at each request; the last one stays."""
 
     def __init__(self, *statuses, wanted=1):
         self.statuses, self.wanted = list(statuses), wanted
@@ -50,7 +50,7 @@ def status(phase="running", *, activity="step", step=5, generation=0, spares=("r
 
 
 def injected(job, *faults):
-    """Run a rehearsal until it has injected as many faults as are wanted."""
+    """Run a rehearsal until it has injected the wanted number of faults."""
 
     async def run():
         chaos = Chaos(ChaosPlan(faults, 7), job.answer)

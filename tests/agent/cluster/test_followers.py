@@ -22,7 +22,7 @@ SETTINGS = Settings(world_size=2, nodes=2, join_timeout_s=1000.0)
 
 
 class FakeLeader:
-    """Keeps what the coordinator is told."""
+    """A leader that keeps the events for the coordinator."""
 
     def __init__(self):
         self.state = coordinator.new_state(SETTINGS)
@@ -35,6 +35,9 @@ class FakeLeader:
 
     def heard(self, _, report):
         self.submit(report.event)
+
+    def welcome(self, node):
+        return (peers.Joined(node, "id", "name", SETTINGS, None),)
 
 
 LAUNCH = {"--authority": "agents", "argument 1": "--lr", "argument 2": "3"}
@@ -102,7 +105,7 @@ def test_losses_of_one_turn_of_the_loop_are_one_fact():
 
 
 class FakeLeadership(Changes):
-    """Keeps whom it knows."""
+    """A leadership that keeps the nodes that joined."""
 
     def __init__(self):
         super().__init__()
@@ -127,19 +130,24 @@ class FakeLeadership(Changes):
         self.tell()
 
 
+def join(followers, name="n", pair=None):
+    """Send the greeting of a node, through a pair of sockets if one is given. Return the node's end."""
+    ours, theirs = pair or sealed_pair()
+    end = NodeEnd(theirs)
+    end.send(peers.Join(ev.Place(name), LAUNCH))
+    followers.connections.accept(ours)
+    return end
+
+
 def test_a_change_of_the_voters_asks_them_at_once_who_knows_it():
     """Not with the next heartbeat: until a majority knows it, the loss of another voter may end the job."""
 
     async def main():
         leader, leadership = FakeLeader(), FakeLeadership()
-        leader.welcome = lambda node: (peers.Joined(node, "id", "name", SETTINGS, None),)
         followers = Followers(leader, leadership, LAUNCH)
         ends = {}
         for name in ("voter", "other"):
-            ours, theirs = sealed_pair()
-            ends[name] = NodeEnd(theirs)
-            ends[name].send(peers.Join(ev.Place(name), LAUNCH))
-            followers.connections.accept(ours)
+            ends[name] = join(followers, name)
             await ends[name].hears(2)
         leadership.beat = peers.Heartbeat(0, 5.0, 1, 2)
         changed = peers.Agents((electorate.Configuration(0, 2, "leader", ("leader", "voter")),), ())
@@ -159,12 +167,9 @@ def test_a_heartbeat_that_is_due_goes_before_the_next_fact_and_at_once():
 
     async def main():
         leader, leadership = FakeLeader(), FakeLeadership()
-        leader.welcome = lambda node: (peers.Joined(node, "id", "name", SETTINGS, None),)
         followers = Followers(leader, leadership, LAUNCH)
-        ours, theirs = sealed_pair()
-        end = NodeEnd(theirs)
-        end.send(peers.Join(ev.Place("n"), LAUNCH))
-        followers.connections.accept(ours)
+        _, theirs = pair = sealed_pair()
+        end = join(followers, pair=pair)
         await end.hears(2)
         leadership.beat = peers.Heartbeat(0, 5.0, 1, 2)
         followers.heard("n", peers.Fact(ev.TimeAdvanced()))
@@ -186,16 +191,12 @@ def test_the_end_waits_until_a_majority_has_the_events_of_its_own_turn():
 
     async def main():
         leader, leadership = FakeLeader(), FakeLeadership()
-        leader.welcome = lambda node: (peers.Joined(node, "id", "name", SETTINGS, None),)
         leadership.answered = lambda _: None
         leader.mirror = lambda *_: None
         voters = electorate.Configuration(0, 2, "leader", ("leader", "n"))
         leadership.agent = dataclasses.replace(leadership.agent, configurations=(voters,))
         followers = Followers(leader, leadership, LAUNCH)
-        ours, theirs = sealed_pair()
-        end = NodeEnd(theirs)
-        end.send(peers.Join(ev.Place("n"), LAUNCH))
-        followers.connections.accept(ours)
+        end = join(followers)
         await end.hears(2)
         followers.log.followers.add("n")
         leader.server.entries, over = 1, []
@@ -216,21 +217,15 @@ def test_the_end_waits_until_a_majority_has_the_events_of_its_own_turn():
 def test_nodes_that_come_in_one_turn_of_the_loop_are_taken_in_together():
     async def main():
         leader, leadership = FakeLeader(), FakeLeadership()
-        leader.welcome = lambda node: (peers.Joined(node, "id", "name", SETTINGS, None),)
         followers = Followers(leader, leadership, LAUNCH)
-        ends = []
-        for name in ("a", "b"):
-            ours, theirs = sealed_pair()
-            ends.append(NodeEnd(theirs))
-            ends[-1].send(peers.Join(ev.Place(name), LAUNCH))
-            followers.connections.accept(ours)
-        for name, end in zip(("a", "b"), ends, strict=True):
+        ends = {name: join(followers, name) for name in ("a", "b")}
+        for name, end in ends.items():
             assert await end.hears(2) == [peers.Joined(name, "id", "name", SETTINGS, None), peers.Agents((), ())]
         await leadership.until(lambda: leadership.joined)
         assert leadership.joined == [["a", "b"]]
         assert [event.node for event in leader.told] == leadership.known == ["a", "b"]
         await followers.end(peers.End(0, ""))
-        for end in ends:
+        for end in ends.values():
             end.close()
 
     within_bound(main())

@@ -1,4 +1,4 @@
-"""Metrics: what they say, how they are served, and what docs and the dashboard name."""
+"""Metrics: their values, the server, and the names in the docs and the dashboard."""
 
 import asyncio
 import json
@@ -51,7 +51,7 @@ def status(page):
 
 
 def served(ask, page, talk, repairs=()):
-    """Return what `talk` returns, which gets the port of a server. An error in the loop would end the agent."""
+    """Return the result of `talk`, called with the port of a server. An error in the loop would end the agent."""
     errors = []
 
     async def run():

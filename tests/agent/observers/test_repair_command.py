@@ -17,7 +17,7 @@ LIMIT_S = 30
 
 
 class Parent:
-    """Reaps as the agent does, and knows how many have ended."""
+    """A reaper like the agent's, with the number of ended children."""
 
     def __init__(self, wanted):
         self.expected, self.wanted = 0, wanted
@@ -46,7 +46,7 @@ class Parent:
 
 
 def ran(tmp_path, *commands, incidents=1, outer=()):
-    """Run each command for so many incidents, and wait for all."""
+    """Run each command for its number of incidents, and wait for all."""
 
     async def run():
         for command in commands:

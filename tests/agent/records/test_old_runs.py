@@ -5,19 +5,11 @@ import os
 import socket
 
 import pytest
+from kit.processes import ended_pid
 
 from deadpool_run.agent.records.old_runs import remove, set_aside
 
 HERE = socket.gethostname()
-
-
-def gone():
-    """Return the number of a process that has ended."""
-    pid = os.fork()
-    if pid == 0:
-        os._exit(0)
-    os.waitpid(pid, 0)
-    return pid
 
 
 @pytest.fixture
@@ -29,7 +21,7 @@ def run(tmp_path):
             "schema_version": 1,
             "run_id": name,
             "host": host,
-            "pid": gone() if pid is None else pid,
+            "pid": ended_pid() if pid is None else pid,
             "started": started,
             "ended": ended,
             **more,

@@ -120,24 +120,21 @@ def build_ddp_full(_ballast_mb):
     return Training(model, optimizer, blocks, step, scheduler=scheduler)
 
 
-def build_fsdp(_ballast_mb):
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+def sharded(mesh):
     model = stack()
     for block in model:
         fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     return Training(model, optimizer, list(model), simple_step(model, optimizer, dist.get_rank()))
+
+
+def build_fsdp(_ballast_mb):
+    return sharded(init_device_mesh("cpu", (dist.get_world_size(),)))
 
 
 def build_hsdp(_ballast_mb):
-    mesh = init_device_mesh("cpu", (2, dist.get_world_size() // 2), mesh_dim_names=("replicate", "shard"))
-    model = stack()
-    for block in model:
-        fully_shard(block, mesh=mesh)
-    fully_shard(model, mesh=mesh)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    return Training(model, optimizer, list(model), simple_step(model, optimizer, dist.get_rank()))
+    return sharded(init_device_mesh("cpu", (2, dist.get_world_size() // 2), mesh_dim_names=("replicate", "shard")))
 
 
 def build_tp(_ballast_mb):

@@ -28,7 +28,7 @@ class Machine:
         self.name, self.address, self.skew = name, address, skew
         self.power = True
         self.pauses = 0
-        """How many faults have it pause now."""
+        """Number of faults that pause it now."""
         self.hears = False
         """While it pauses only its processes stand still, as with `scontrol suspend`: its kernel goes on to receive."""
         self.listeners: dict[int, SimSocket] = {}
@@ -50,9 +50,9 @@ class Network:
         self.clock, self.rng = clock, rng
         self.machines: dict[str, Machine] = {}
         self.cuts: Counter[Pair] = Counter()
-        """How many faults cut this direction now."""
+        """Number of faults that cut this direction now."""
         self.rejects: Counter[Pair] = Counter()
-        """How many faults answer connects between these two with a refusal."""
+        """Number of faults that refuse connects between these two."""
         self.slow_until = 0.0
         self.flaky_until = 0.0
         """Until then many new connections break, most of them in the greeting."""

@@ -1,4 +1,4 @@
-"""What agents of the shells' simulation have instead of processes: workers, copies between nodes, stores, a fork server.
+"""Stand-ins for the processes of simulated agents: workers, copies between nodes, stores, a fork server.
 
 The workers and their gatherings are those of the other simulations (`workers`), with all that they assert.
 """

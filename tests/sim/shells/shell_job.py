@@ -116,7 +116,7 @@ class SimAgent:
 
     @property
     def lives(self) -> bool:
-        """Whether the process exists."""
+        """True if the process exists."""
         return not self.loop.ended and not self.task.done()
 
     @property
@@ -129,7 +129,7 @@ class SimAgent:
 
     @property
     def election(self) -> Any:
-        """What its election knows; None if it takes part in none."""
+        """The state of its election; None if it takes part in none."""
         leadership = None if self.member is None else getattr(self.member, "_leadership", None)
         return None if leadership is None or leadership._closed else leadership.agent
 
@@ -171,10 +171,10 @@ class Job:
         self.epochs: dict[int, str] = {}
         self.deciders: list[tuple[int, str]] = []
         self.leader: tuple[SimAgent, State] | None = None
-        """Who decided last."""
+        """The agent that decided last."""
         self.stopped: do.StopJob | None = None
         self.known_end: tuple[str, int] | None = None
-        """Who was the first to know how the job ended, and its exit code."""
+        """The first agent that knew the end of the job, and the exit code."""
         self.log: list[str] = []
 
     # --- machines and agents -------------------------------------------------------------------------------------

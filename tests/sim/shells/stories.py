@@ -1,4 +1,4 @@
-"""What befalls a job of real agents, drawn from a seed, and what is owed to it all the same.
+"""Faults of a job of real agents, drawn from a seed, and the guarantees that hold in spite of them.
 
 * calm: faults that must cost nothing, neither a node nor a leader: connections break and lose their tails, messages come late,
   machines pause for a moment, or all of them for long.
@@ -36,7 +36,7 @@ class Story(Job):
     troubled_until = 0.0
     """No node could be expected to make progress before this."""
     only_calm = True
-    """Nothing has happened so far that may cost anything."""
+    """True while no fault so far may have a cost."""
 
     def check_not_stuck(self, order: do.KillWorker) -> None:
         if self.clock.now > self.troubled_until + self.settings.repair_timeout_s:
@@ -116,7 +116,7 @@ class Story(Job):
             self.sleep(0.05)
 
     def check_cost(self) -> None:
-        """What must cost nothing has cost nothing."""
+        """Assert that the faults which must cost nothing have cost nothing."""
         if self.only_calm:
             assert set(self.terms) == {0}, f"another leader was elected: {self.terms}"
             assert set(self.state.nodes) == set(self.network.machines), (

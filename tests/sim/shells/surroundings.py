@@ -1,4 +1,4 @@
-"""What surrounds the agents of a simulated job, in place of the kernel's: put there for the time of a block."""
+"""Replacements for the kernel around the agents of a simulated job, installed for the time of a block."""
 
 from __future__ import annotations
 

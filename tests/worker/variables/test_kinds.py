@@ -1,4 +1,4 @@
-"""Variables of more kinds come back: what functions hold, containers of the script's own classes, iterators, library values."""
+"""Variables of more kinds come back: values in functions, containers of the script's own classes, iterators, library values."""
 
 import array
 import collections
@@ -253,7 +253,7 @@ def cyclic():
 
 
 class Metric(torch.nn.Module):
-    """Of the script, and nobody protects it."""
+    """An unprotected class of the script."""
 
     def __init__(self):
         super().__init__()
@@ -292,7 +292,7 @@ KINDS = [
 
 
 def run(make, taken, *, until, and_then=0):
-    """Call what `make` returns in each step; restore the snapshot in `taken`, if there is one, else take one. Return the next results."""
+    """Call the function from `make` in each step. Restore the snapshot in `taken`, or take one if there is none. Return the next results."""
     variables, bump = Variables(), make()
     variables.begin()
     if until == 0 and not taken:
@@ -362,7 +362,7 @@ def test_a_variable_holds_the_protected_object_that_it_held():
 
 
 class Counting(torch.optim.SGD):
-    """An optimizer with state beside torch's."""
+    """An optimizer with state in addition to torch's."""
 
     def __init__(self, parameters):
         super().__init__(parameters, 0.1)
@@ -380,7 +380,7 @@ class Scaling:
 
 
 def attached(model):
-    """Return what changes things that are attached to a protected model and its optimizer, and reads them."""
+    """Return a function that changes and reads the attributes of a protected model and its optimizer."""
     optimizer, hook, ids, best = Counting(model.parameters()), Scaling(), {}, None
     model[0].register_forward_hook(hook)
     model[0].weight.seen = 0
@@ -429,7 +429,7 @@ def test_what_scripts_attach_to_protected_objects_comes_back():
 
 
 def test_objects_of_a_module_in_a_package_of_the_script_come_back(monkeypatch):
-    """Its name has a dot, and the package's alone is not among the script's modules."""
+    """The module's name has a dot, and its package is not among the script's modules."""
     package = types.ModuleType("team.tracking")
     package.__file__ = __file__
     monkeypatch.setitem(sys.modules, "team.tracking", package)

@@ -1,4 +1,4 @@
-"""Large tensors and arrays in variables come back bit for bit; what is too large is lost, and nobody can use it unnoticed."""
+"""Large tensors and arrays in variables come back bit for bit. Larger ones are lost, and a script that uses them is refused."""
 
 import collections
 import pickle
@@ -12,7 +12,7 @@ from deadpool_run.worker.variables.unkept import LostValue
 from deadpool_run.worker.variables.variables import Variables
 
 LARGE = 100_000
-"""Numbers of four bytes: more than what is written in line."""
+"""Numbers of four bytes: too many to be written in line."""
 TOO_LARGE = 17 << 20
 
 
@@ -34,7 +34,7 @@ class Ring:
 
 
 def gather(variables, *, until, and_then, taken):
-    """A loop that gathers data of all kinds in variables; then its restore. Returns what is left."""
+    """Run a loop that gathers data of all kinds in variables, then restore. Return the variables."""
     ring, average, moments = Ring(), torch.zeros(LARGE), [torch.zeros(LARGE), torch.ones(LARGE)]
     by_number, wave, hand = {0: torch.zeros(LARGE)}, torch.zeros(LARGE, dtype=torch.complex64), torch.zeros(LARGE)
     hand.requires_grad_()

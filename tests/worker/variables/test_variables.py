@@ -1,4 +1,4 @@
-"""The script's variables come back as they were at a snapshot, here and in a process that begins anew."""
+"""The script's variables come back as they were at a snapshot, in the same process and in a new one."""
 
 import argparse
 import collections

@@ -1,4 +1,4 @@
-"""What differs between replicas anyway: learnt once by some rank, known to all after a repair, and never unlearnt."""
+"""Tensors that differ between replicas without a loss: one rank learns them, all know them after a repair, and none forgets them."""
 
 import torch
 import torch.distributed as dist

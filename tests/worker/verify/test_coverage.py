@@ -1,4 +1,4 @@
-"""Changes in modules that nobody protects: trained ones are named, metrics are warned of unless snapshots have them."""
+"""Changes in unprotected modules: an error names trained ones, and metrics get a warning unless snapshots have them."""
 
 import threading
 import warnings
@@ -13,7 +13,7 @@ from deadpool_run.worker.verify.coverage import Coverage
 
 
 class Hidden:
-    """Not the script's: its module is not among those of the script's files."""
+    """A class of a module that is not among the script's files."""
 
     __module__ = "of_a_library"
 
