@@ -12,7 +12,7 @@ class Blame(StrEnum):
     SCRIPT = "script"
     OURS = "deadpool-run"
     NOBODY = "nobody"
-    """The network or the machine failed."""
+    """The network or the machine failed, or a user injected the fault."""
     DEVICE = "device"
     """The GPU failed: what runs on another one may succeed."""
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from deadpool_run.core.events import DrainRequested, Event, KillRequested, StopRequested
+from deadpool_run.core.events import AgentKillRequested, DrainRequested, Event, KillRequested, StopRequested
 from deadpool_run.core.injection import KillHow
 from deadpool_run.core.recovery import relocation
 from deadpool_run.core.state import State
@@ -53,6 +53,8 @@ class RequestHandler:
                     return self._kill(rank, request.get("how", KillHow.SIGKILL))
                 case {"do": "kill-spare", "worker": int(worker)}:
                     return self._kill_spare(worker, request.get("how", KillHow.SIGKILL))
+                case {"do": "kill-agent"}:
+                    return self._kill_agent(self._node(request.get("node")), force=bool(request.get("force")))
                 case {"do": "drain", "rank": int(rank)}:
                     return self._drain(Rank(rank), None)
                 case {"do": "drain", "node": str(name)}:
@@ -69,9 +71,22 @@ class RequestHandler:
         self.source.submit(KillRequested(Rank(-1), KillHow(how), WorkerId(worker)))
         return {"ok": True, "worker": worker, "how": str(how)}
 
-    def _node(self, name: str) -> NodeId:
+    def _kill_agent(self, node: NodeId, *, force: bool) -> Mapping[str, Any]:
+        state = self.source.state
+        if len(state.nodes) == 1 and not force:
+            raise RequestRefusedError(
+                f"node {state.nodes[node].place.name} is the only one: the job would end with its agent\n"
+                "kill a rank instead, or add --yes to end the job"
+            )
+        self.source.submit(AgentKillRequested(node))
+        return {"ok": True, "node": node, "ranks": sorted(state.ranks_on(node))}
+
+    def _node(self, name: Any) -> NodeId:
+        """Return the node of this name; the only one if the name is None."""
         nodes = self.source.state.nodes.values()
-        found = [node.node for node in nodes if name in (node.node, node.place.name)]
+        found = [node.node for node in nodes if name in (None, node.node, node.place.name)]
+        if len(found) != 1 and name is None:
+            raise RequestRefusedError(f"name the node: nodes are {', '.join(sorted(found))}")
         if len(found) != 1:
             names = ", ".join(sorted(found or (node.place.name for node in nodes)))
             raise RequestRefusedError(

@@ -146,6 +146,12 @@ class KillWorker(_ToWorker):
     injected: bool = False
 
 
+class KillAgent(Tagged):
+    """End the node's agent at once: a fault that a user asked for. The node is lost, with its workers."""
+
+    node: NodeId
+
+
 class TerminateWorker(_ToWorker):
     """End the worker's process group: the signal (SIGTERM unless a user's own is passed on), then SIGKILL."""
 
@@ -239,6 +245,7 @@ Effect = (
     | SetCaptureInterval
     | LimitSteps
     | ReleaseNode
+    | KillAgent
     | ReportIncident
     | Announce
     | StopJob

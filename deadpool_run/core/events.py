@@ -310,6 +310,12 @@ class KillRequested(Tagged):
     """The spare to fail; then the rank has no meaning."""
 
 
+class AgentKillRequested(Tagged):
+    """A user injects a fault into a node: the end of its agent."""
+
+    node: NodeId
+
+
 class DrainRequested(Tagged):
     """A user asks that a rank, or every rank of a node, moves to a spare at a step's end. One of the two is set."""
 
@@ -371,6 +377,7 @@ Event = (
     | CopyRefused
     | RefusedCopyTaken
     | KillRequested
+    | AgentKillRequested
     | DrainRequested
     | StopRequested
     | TimeAdvanced

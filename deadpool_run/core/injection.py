@@ -15,6 +15,8 @@ class KillHow(StrEnum):
     """It ends itself, with code 1."""
     HANG = "hang"
     """It keeps the interpreter for ever, as a C function that never returns: found as a hang."""
+    OOM = "oom"
+    """Its script gets `torch.OutOfMemoryError`, as when a GPU is full. A spare has no step that needs memory: it ends as with `EXIT`."""
 
 
 HANGS = frozenset({KillHow.SIGSTOP, KillHow.HANG})

@@ -72,6 +72,10 @@ class HangNow(Tagged):
     """Injects a fault: the process keeps Python's interpreter, and does nothing more."""
 
 
+class OutOfMemoryNow(Tagged):
+    """Injects a fault: the main thread gets `torch.OutOfMemoryError`. For workers with a rank."""
+
+
 # --- worker to agent ---------------------------------------------------------------------------------------------
 
 THIS_WORKER = WorkerId(-1)
@@ -128,6 +132,7 @@ ToWorker = (
     | Stop
     | ExitNow
     | HangNow
+    | OutOfMemoryNow
 )
 FromWorker = WorkerReport | Captured | ScriptTraceback
 Message = ToWorker | FromWorker | ToCheckpointer | FromCheckpointer | ToStore | FromStore

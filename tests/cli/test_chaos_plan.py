@@ -23,6 +23,7 @@ def test_words_name_what_fails_how_and_when():
         PlannedFault(Victims(rank=1), (KillHow.HANG, KillHow.SIGKILL), (30.0, 90.0), count=3),
         PlannedFault(Victims(spare=True), at_step=40),
     )
+    assert plan("kill with oom,exit every 1m").faults[0].hows == (KillHow.OOM, KillHow.EXIT)
     assert plan("kill node a every 1m").faults[0].victims == Victims(node="a")
     assert plan("kill every 60s").seed == 99
 

@@ -134,6 +134,8 @@ class Run:
         match name:
             case "start":
                 yield ev.JobSubmitted(place=ev.Place(devices=int(options.get("devices", 0))))
+            case "fault" if "node" in options:
+                yield ev.AgentKillRequested(options["node"])
             case "fault":
                 yield ev.KillRequested(numbers[0], KillHow(plain[1]))
             case "drain":

@@ -77,6 +77,8 @@ EVENTS_OF_JOB = (
     ev.KillRequested(0, KillHow.SIGKILL),
     ev.KillRequested(9, KillHow.EXIT),
     ev.KillRequested(-1, KillHow.SIGKILL, 2),
+    ev.AgentKillRequested(""),
+    ev.AgentKillRequested("elsewhere"),
     ev.DrainRequested(rank=0),
     ev.DrainRequested(node=""),
     ev.TimeAdvanced(),

@@ -2,6 +2,7 @@
 
 import json
 import re
+import signal
 import subprocess
 import sys
 
@@ -70,6 +71,26 @@ def test_a_rank_is_killed_from_another_host(job):
     assert [incident["steps_repeated"] <= 1 for incident in status(job, 3)["incidents"]] == [True]
     refused = deadpool(job, 3, "kill-rank", "6")
     assert "there is no rank 6" in refused.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("whose", ["the leader's", "another"])
+def test_an_agent_is_killed_from_another_host(job, whose):
+    """Its node is lost, and whoever leads then knows that a user did it."""
+    homes = {rank: job.host_of(rank) for rank in range(6)}
+    host = 0 if whose == "the leader's" else next(host for host in (2, 1, 3) if host in homes.values())
+    ranks = [rank for rank, home in homes.items() if home == host]
+    pids = {rank: job.account.pids(rank) for rank in ranks}
+    job.wait_voters(3)
+    asked = next(each for each in (3, 1) if each != host)
+    killed = deadpool(job, asked, "kill-rank", "--agent", "--node", f"h{host}")
+    assert killed.stdout == f"node h{host} with ranks {', '.join(map(str, ranks))}: its agent was sent SIGKILL\n"
+    for rank in ranks:
+        job.wait_state(rank, 8, pid_not=pids[rank])
+    (incident,) = status(job, asked)["incidents"]
+    causes = {(loss["rank"], loss["cause"], loss["injected"]) for loss in incident["losses"]}
+    assert causes == {(rank, f"was lost with node h{host}", True) for rank in ranks}
+    assert job.agents[host].process.wait(LIMIT_S) == -signal.SIGKILL
 
 
 @pytest.mark.slow

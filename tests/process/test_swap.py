@@ -117,6 +117,25 @@ def test_a_death_that_a_user_injects(cluster, reference):
     assert "injected" in job.stderr
 
 
+def test_a_rank_that_a_user_lets_run_out_of_memory(cluster, reference):
+    """It is in a collective, and ends as by any exception of its script. Nobody is to blame. A spare has no script, and just ends."""
+    job = cluster("--layout", "fsdp", "--steps", str(STEPS), "--hold", "5")
+    job.wait_event("held")
+    spare = job.wait_status(lambda status: [each for each in status["spares"] if each["phase"] == "ready"], "a spare")
+    ended = job.command_line("kill-rank", "--spare", "--how", "oom", "--yes")
+    assert ended.returncode == 0, ended.stderr
+    job.wait_stderr(f"spare worker {spare[0]['worker']}")
+    result = job.kill_rank(2, "--how", "oom")
+    assert result.returncode == 0, result.stderr
+    job.release()
+    job.check_repaired(reference("fsdp", STEPS), [2])
+    (incident,) = job.incidents()
+    (loss,) = incident["losses"]
+    assert (loss["rank"], loss["injected"]) == (2, True)
+    assert loss["cause"].startswith("raised OutOfMemoryError in step 5: CUDA out of memory. Injected by")
+    assert "error of deadpool-run" not in job.stderr
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_an_unfailed_run_is_torchruns(cluster, reference, layout):

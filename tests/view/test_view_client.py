@@ -17,10 +17,12 @@ import pytest
 from deadpool_run.coordinator.address import control_address
 from deadpool_run.coordinator.control import ControlServer
 from deadpool_run.coordinator.requests import RequestHandler
-from deadpool_run.core.events import KillRequested
+from deadpool_run.core import coordinator
+from deadpool_run.core.events import AgentKillRequested, JobSubmitted, KillRequested, NodeJoined, Place
 from deadpool_run.core.injection import KillHow
+from deadpool_run.core.settings import Settings
 from deadpool_run.errors import NoSuchRunError, UsageError
-from deadpool_run.ids import Rank, WorkerId
+from deadpool_run.ids import NodeId, Rank, WorkerId
 from deadpool_run.view.client import ControlClient, ControlRefusedError, connect
 
 WAIT_S = 30
@@ -227,6 +229,39 @@ def test_a_random_rank_a_node_or_a_spare_is_killed(live):
     killed = deadpool("kill-rank", "--spare", "--how", "exit", *where)
     assert killed.stdout == "spare: worker 8 (pid 18) was told to exit\n"
     assert live.events[3:] == [KillRequested(Rank(-1), KillHow.EXIT, WorkerId(8))]
+    assert deadpool("kill-rank", "--spare", "--how", "oom", *where).stdout.endswith("was told to exit\n")
+    assert deadpool("kill-rank", "1", "--how", "oom", *where).stdout.endswith("was told to run out of memory\n")
+
+
+def over_nodes(*names):
+    settings = Settings(world_size=2, nodes=len(names))
+    state = coordinator.new_state(settings)
+    for number, name in enumerate(names):
+        place = Place(f"{name}.example")
+        event = NodeJoined(NodeId(name), place) if number else JobSubmitted(NodeId(name), place)
+        coordinator.step(settings, state, event, 0.0)
+    return state
+
+
+def test_the_agent_of_a_node_is_killed(live):
+    line = ("kill-rank", "--agent", "--run-dir", str(live.run_dir))
+    live.state = over_nodes("a", "b")
+    assert "name the node: nodes are a, b" in deadpool(*line).stderr
+    assert "there is no node c: nodes are a.example, b.example" in deadpool(*line, "--node", "c").stderr
+    assert live.events == []
+    killed = deadpool(*line, "--node", "b.example")
+    assert killed.stdout == "node b without ranks: its agent was sent SIGKILL\n", killed.stderr
+    assert live.events == [AgentKillRequested(NodeId("b"))]
+
+
+def test_the_agent_of_the_only_node_is_killed_with_yes_alone(live):
+    line = ("kill-rank", "--agent", "--run-dir", str(live.run_dir))
+    live.state = over_nodes("a")
+    refused = deadpool(*line, "--node", "a")
+    assert (refused.returncode, live.events) == (1, [])
+    assert "node a.example is the only one: the job would end with its agent" in refused.stderr
+    assert deadpool(*line, "--yes").returncode == 0
+    assert live.events == [AgentKillRequested(NodeId("a"))]
 
 
 def test_kill_rank_waits_for_a_step_and_a_phase(live):
@@ -256,6 +291,8 @@ def test_a_job_that_is_not_protected_is_only_hurt_with_yes(live):
         ("1 --random", "name one of RANK"),
         ("--random --phase step", "--phase 'step': not one of its values, or without RANK"),
         ("1 --every soon", "--every 'soon': not a duration"),
+        ("1 --agent", "--agent: goes with --node and --at-step only"),
+        ("--agent --how exit", "--agent: goes with --node and --at-step only"),
     ],
 )
 def test_an_unclear_order_to_kill_is_refused(live, words, why):

@@ -78,9 +78,9 @@ class Followers:
         """Nodes that were given up. The coordinator may not know yet."""
         self._losses: list[NodeLost] = []
         """Found in this turn of the loop, and not submitted yet."""
-        self._when_known: Callable[[], None] | None = None
+        self._when_known: list[Callable[[], None]] = []
         self._log_at: dict[NodeId, int] = {}
-        """After this many messages each log follower has the log as it was when `when_known` asked."""
+        """After this many messages each log follower has the log as it was when `when_known` asked last."""
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         for node, member in leader.state.nodes.items():  # the last leader knew them, and most are no voters
@@ -105,14 +105,13 @@ class Followers:
 
     def when_known(self, call: Callable[[], None]) -> None:
         """Call this once a majority of the voters has the log as it is now, so that no later leader decides otherwise."""
-        self._when_known = call
+        self._when_known.append(call)
         self._log_at.clear()
         self._loop.call_soon(self._see_who_knows)
         self._loop.call_soon(self._ask, self.voters)
 
     def _see_who_knows(self) -> None:
-        call = self._when_known
-        if call is None:
+        if not self._when_known:
             return
         self.log.flush()
         for node in self.log.followers:
@@ -120,8 +119,9 @@ class Followers:
         agent = self._leadership.agent
         known = {node for node, count in self._log_at.items() if self.connections.has_received(node, count)}
         if agent.role is electorate.ElectionRole.LEADER and quorum.have_majorities(agent, {agent.me, *known}):
-            self._when_known = None
-            call()
+            calls, self._when_known = self._when_known, []
+            for call in calls:
+                call()
 
     def lose(self, node: NodeId, reason: str) -> None:
         """Close a node's connection and submit its loss, together with all losses of this turn of the loop.
@@ -181,7 +181,7 @@ class Followers:
         """
         if self._timer is not None:
             self._timer.cancel()
-        self._when_known = None
+        self._when_known.clear()
         self.log.flush()
         await self.connections.end(message, self._leadership.agent.timeout_s)
 

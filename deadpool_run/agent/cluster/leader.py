@@ -229,13 +229,16 @@ class Leader:
             case do.ReportIncident() | do.Announce():
                 self._observers.report(effect)
             case do.StopJob(exit_code, reason):
-                self._stop(exit_code, reason)
+                self._over = True
+                self._when_known(lambda: self._on_over(exit_code, reason))
             case do.BeginGeneration():
                 self._begin(effect)
             case do.DiscardAbove(epoch, version):
                 if epoch > self._timeline:
                     self._new_timeline(epoch, version)
                 self.tell_all(peers.Order(effect, self.state.capture_interval))  # the last leader's may have been lost
+            case do.KillAgent(node):
+                self._when_known(lambda: self._to(node, effect))
             case do.ReleaseNode(node) if node == self.here:
                 self._on_over(0, peers.DRAINED)
             case do.ReleaseNode(node):
@@ -252,13 +255,12 @@ class Leader:
             case _:
                 self._to_worker(effect)
 
-    def _stop(self, exit_code: int, reason: str) -> None:
-        """End the job, as soon as a later leader would not decide otherwise."""
-        self._over = True
+    def _when_known(self, call: Callable[[], None]) -> None:
+        """Call this as soon as a later leader would not decide otherwise."""
         if self.followers is None:
-            self._on_over(exit_code, reason)
+            call()
         else:
-            self.followers.when_known(lambda: self._on_over(exit_code, reason))
+            self.followers.when_known(call)
 
     def _begin(self, order: do.BeginGeneration) -> None:
         if order.generation > 0:

@@ -6,7 +6,7 @@ The leader is above it, in this process or on another node: facts go up, orders 
 import asyncio
 import os
 from collections.abc import Callable, Mapping, Sequence
-from signal import Signals
+from signal import SIGKILL, Signals
 from typing import Protocol
 
 from deadpool_run.agent.checkpoint.checkpointer import Checkpointers
@@ -144,7 +144,11 @@ class LocalNode:
                 workers.dismiss(worker, self._spec.settings.shutdown_timeout_s)
             case do.AbandonWorker(worker):
                 workers.abandon(worker)
-            case do.KillWorker(worker, KillHow.EXIT):
+            case do.KillAgent():
+                asyncio.get_running_loop().call_soon(os.kill, os.getpid(), SIGKILL)  # the user gets an answer first
+            case do.KillWorker(worker, KillHow.OOM) if workers.rank(worker) is not None:
+                workers.send(worker, messages.OutOfMemoryNow())
+            case do.KillWorker(worker, KillHow.EXIT | KillHow.OOM):
                 workers.send(worker, messages.ExitNow(1))
             case do.KillWorker(worker, KillHow.HANG):
                 workers.send(worker, messages.HangNow())

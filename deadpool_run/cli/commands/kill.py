@@ -29,12 +29,14 @@ def kill_rank(  # noqa: PLR0913 - one parameter for each option
     how: Annotated[
         KillHow,
         typer.Option(
-            "--how", help="Signal to send. exit: the process exits with code 1. hang: it lives and does nothing."
+            "--how",
+            help="Signal to send. exit: exits with code 1. hang: lives and does nothing. oom: gets OutOfMemoryError.",
         ),
     ] = KillHow.SIGKILL,
     at_random: Annotated[bool, typer.Option("--random", help="Kill a random rank.")] = False,
     node: Annotated[str | None, typer.Option(metavar="NAME", help="Kill all ranks of this node.")] = None,
     spare: Annotated[bool, typer.Option("--spare", help="Kill a spare that is ready.")] = False,
+    agent: Annotated[bool, typer.Option("--agent", help="Kill the agent of --node: the node is lost.")] = False,
     at_step: Annotated[
         int | None, typer.Option("--at-step", metavar="N", min=0, help="Wait until a rank has completed N steps.")
     ] = None,
@@ -51,6 +53,14 @@ def kill_rank(  # noqa: PLR0913 - one parameter for each option
     ] = False,
 ) -> None:
     """Kill a rank's process in a live run, to see it replaced. The run records the loss as injected."""
+    if agent:
+        if rank is not None or at_random or spare or phase or count > 1 or how is not KillHow.SIGKILL:
+            raise UsageError(
+                "--agent: goes with --node and --at-step only, and sends SIGKILL\nremove the other options"
+            )
+        with connect_run(run_dir, run_id, os.environ) as run:
+            _kill_agent(run, node, at_step, yes=yes)
+        return
     target = Victims(rank, at_random, node, spare)
     every_s = duration_s("--every", every, "makes no pause")
     if phase and (phase not in ACTIVITIES or target.rank is None):
@@ -61,7 +71,7 @@ def kill_rank(  # noqa: PLR0913 - one parameter for each option
     with connect_run(run_dir, run_id, os.environ) as run:
         status: Status = run.ask({"do": "status"})
         target.chosen(status, draw if seed is None else random.Random(seed))  # noqa: S311 - refuse at once what does not exist
-        _agree(run, target, how, status, yes=yes)
+        _agree(f"{target.description()} of {run.run_dir.name} with {how}", status, spare=spare, yes=yes)
         for number in range(count):
             if number:
                 time.sleep(every_s)
@@ -71,15 +81,15 @@ def kill_rank(  # noqa: PLR0913 - one parameter for each option
             _kill(run, target.chosen(status, draw), how, spare=spare)
 
 
-def _agree(run: ControlClient, target: Victims, how: KillHow, status: Status, *, yes: bool) -> None:
+def _agree(what: str, status: Status, *, spare: bool, yes: bool) -> None:
     """Ask on a terminal. Elsewhere refuse what would end the job, unless --yes is there."""
-    if not target.spare and not ready_spares(status):
+    if not spare and not ready_spares(status):
         tell("no spare is ready: the rank will be started again")
     if yes:
         return
     if sys.stdin.isatty() and sys.stderr.isatty():
-        typer.confirm(f"Kill {target.description()} of {run.run_dir.name} with {how}?", abort=True, err=True)
-    elif not target.spare and status.get("phase") not in REPAIRED_IN:
+        typer.confirm(f"Kill {what}?", abort=True, err=True)
+    elif not spare and status.get("phase") not in REPAIRED_IN:
         raise UsageError(
             f"the job is not protected now ({status.get('phase')}): the loss would start it again, or end it\n"
             "wait until `deadpool-run status` shows it running, or add --yes"
@@ -96,7 +106,8 @@ def _awaited(run: ControlClient, target: Victims, at_step: int | None, phase: st
 
 
 def _kill(run: ControlClient, chosen: Sequence[Mapping[str, Any]], how: KillHow, *, spare: bool) -> None:
-    fate = {KillHow.EXIT: "was told to exit", KillHow.HANG: "was told to hang"}.get(how, f"was sent {how.name}")
+    told = {KillHow.EXIT: "exit", KillHow.HANG: "hang", KillHow.OOM: "exit" if spare else "run out of memory"}
+    fate = f"was told to {told[how]}" if how in told else f"was sent {how.name}"
     for each in chosen:
         if spare:
             run.ask({"do": "kill-spare", "worker": each["worker"], "how": how.value})
@@ -107,3 +118,14 @@ def _kill(run: ControlClient, chosen: Sequence[Mapping[str, Any]], how: KillHow,
     sys.stdout.flush()
     if how in HANGS:
         tell("the process lives: the job finds it when no rank has made progress for --hang-timeout")
+
+
+def _kill_agent(run: ControlClient, node: str | None, at_step: int | None, *, yes: bool) -> None:
+    what = "the agent" if node is None else f"the agent of node {node}"
+    _agree(f"{what} of {run.run_dir.name}", run.ask({"do": "status"}), spare=False, yes=yes)
+    if at_step is not None:
+        _awaited(run, Victims(drawn=True), at_step, "")
+    done = run.ask({"do": "kill-agent", "node": node, "force": yes})
+    held = f" with ranks {', '.join(map(str, done['ranks']))}" if done["ranks"] else " without ranks"
+    sys.stdout.write(f"node {done['node']}{held}: its agent was sent SIGKILL\n")
+    sys.stdout.flush()

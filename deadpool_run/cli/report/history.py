@@ -218,6 +218,8 @@ class _Reader:
                 what = f"rank {event.get('rank')}" if spare is None else f"spare worker {spare}"
                 rank = int(event["rank"]) if spare is None else None
                 self._note(now, "kill", f"{what} gets {event.get('how')}", rank)
+            case "AgentKillRequested":
+                self._note(now, "kill", f"the agent of node {event.get('node')} gets sigkill", None)
             case "NodeLost":
                 self._note(now, "node", f"node {event.get('node')} was lost: {event.get('reason')}")
             case "NodesLost":

@@ -33,6 +33,7 @@ _EVENTS: Mapping[str, str] = {
     "LoopFinished": "worker {worker} completed its last step, {version}",
     "WorkerHung": "worker {worker} hangs: {reason}",
     "KillRequested": "a user kills rank {rank} ({how})",
+    "AgentKillRequested": "a user kills the agent of node {node}",
 }
 """Texts of events. Other events are not shown."""
 _EFFECTS: Mapping[str, str] = {

@@ -54,7 +54,7 @@ def evidence(state: State, member: Member, raised: WorkerRaised | DrainFailed) -
         traceback=raised.traceback,
         place=(member.node, state.seats[member.rank].local_rank),
         elsewhere=bool(ready - {member.node} or placement.good_devices(state, member.node)),
-        blame=raised.blame,
+        blame=raised.blame if member.injected_at is None else Blame.NOBODY,
     )
 
 
@@ -108,7 +108,11 @@ def _is_ours(old: Raise, new: Raise) -> bool:
     That is, if both have frames of ours, or if both workers ran our code and not their script, which can raise.
     What interrupts only a drain is mended by running the script again.
     """
-    if new.drained or new.blame in (Blame.NOBODY, Blame.DEVICE) or (old.rank, old.kind) != (new.rank, new.kind):
+    if (
+        new.drained
+        or {old.blame, new.blame} & {Blame.NOBODY, Blame.DEVICE}
+        or (old.rank, old.kind) != (new.rank, new.kind)
+    ):
         return False
     return old.blame is new.blame is Blame.OURS or {old.phase, new.phase} <= _HANDLED
 

@@ -200,3 +200,13 @@ def kill_requested(decision: Decision, event: ev.KillRequested) -> None:
     else:
         decision.set_member(owner.worker, injected_at=decision.now)
         decision.order(do.KillWorker(owner.worker, event.how, f"fault injected into rank {event.rank}", injected=True))
+
+
+def agent_kill_requested(decision: Decision, event: ev.AgentKillRequested) -> None:
+    """Inject the loss of a node, which its agent's end causes, or tell the user why not."""
+    if event.node not in decision.state.nodes:
+        decision.announce(f"fault for node {event.node} not injected", "there is no such node now")
+        return
+    for member in decision.state.on_node(event.node):
+        decision.set_member(member.worker, injected_at=decision.now)
+    decision.effects.append(do.KillAgent(event.node))

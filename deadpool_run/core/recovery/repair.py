@@ -244,8 +244,12 @@ def _avoid_device(decision: Decision, failed: Raise) -> None:
 
 
 def can_reenter(member: Member) -> bool:
-    """Tell whether a survivor that cannot be drained may run its script again, instead of being replaced."""
-    return member.phase in (_M.DRAINING, _M.RECALLED, _M.RESTORING) and not (member.reentered or member.replacement)
+    """Tell whether a survivor that cannot be drained may run its script again, instead of being replaced.
+
+    One that got an injected fault may not: the user wants to see it replaced.
+    """
+    may_stay = member.injected_at is None and not (member.reentered or member.replacement)
+    return may_stay and member.phase in (_M.DRAINING, _M.RECALLED, _M.RESTORING)
 
 
 def reenter(decision: Decision, member: Member, why: str) -> None:

@@ -64,6 +64,8 @@ class GuardedWork(dist.Work):
         while True:
             try:
                 work.wait(_SLICE)
+            except torch.OutOfMemoryError:  # not Gloo's, but injected just now
+                raise
             except RuntimeError:
                 if work.is_completed():
                     work.wait()  # raises if it failed

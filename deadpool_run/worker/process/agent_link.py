@@ -5,12 +5,10 @@ that a worker which was busy follows only valid orders.
 """
 
 import contextlib
-import ctypes
 import os
 import socket
 import threading
 from collections.abc import Callable
-from typing import NoReturn
 
 from deadpool_run.core.effects import AbortStep, LimitSteps, ReleaseWorker, ResumeFrom, SetCaptureInterval
 from deadpool_run.core.events import DrainFailed, StepsLimited
@@ -25,24 +23,17 @@ from deadpool_run.wire.messages import (
     ExitNow,
     HangNow,
     Message,
+    OutOfMemoryNow,
     RunAgain,
     Stop,
     encode,
 )
+from deadpool_run.worker.process.injected import fail, inject
 from deadpool_run.worker.process.unwind import AsyncRaise
 
 _MAX_FDS = 8
 _AGENT_GONE = 1
 _END_S = 60.0
-
-
-def fail(order: ExitNow | HangNow) -> NoReturn:
-    """End at once, or keep the interpreter for ever, as a C function that does not release it."""
-    if isinstance(order, ExitNow):
-        os._exit(order.code)
-    library = ctypes.PyDLL(None)
-    while True:
-        library.pause()
 
 
 def park(control: socket.socket) -> tuple[Assign, list[int]] | None:
@@ -60,7 +51,7 @@ def park(control: socket.socket) -> tuple[Assign, list[int]] | None:
         case Dismiss() | Stop():
             return None
         case ExitNow() | HangNow():
-            fail(message)
+            return fail(message)
         case _:
             raise ProtocolError(f"a parked worker received the unexpected message {type(message).__name__}")
 
@@ -310,7 +301,7 @@ class AgentLink:
                 self._interval = interval
                 if self._on_interval is not None:
                     self._on_interval(interval)
-            case ExitNow() | HangNow():
-                fail(message)
+            case ExitNow() | HangNow() | OutOfMemoryNow():
+                inject(message)
             case _:
                 raise ProtocolError(f"a worker received the unexpected message {type(message).__name__}")
