@@ -4,6 +4,7 @@ An average's counter, a meter, a schedule: the library counts in them, and the s
 anything else as well, such as a file, a queue or a thread, is left alone, since its numbers may belong to that.
 """
 
+import os
 from abc import ABCMeta
 from collections import OrderedDict, deque
 from collections.abc import Callable
@@ -33,6 +34,8 @@ _REFERENCES = (
 )
 """Classes of objects that others refer to, and that do not advance from step to step, or are kept by themselves."""
 _DEEPEST = 3
+_ENVIRONMENT = type(os.environ)
+"""The launcher itself writes there."""
 _NEW: Any = object.__new__
 _REDUCE: Any = object.__reduce_ex__
 _OURS = __name__.partition(".")[0]
@@ -55,6 +58,7 @@ def _is_plain(kind: type) -> bool:
         and kind.__new__ is _NEW
         and kind.__reduce_ex__ is _REDUCE
         and not kind.__module__.startswith(_OURS)
+        and kind is not _ENVIRONMENT
     )
 
 

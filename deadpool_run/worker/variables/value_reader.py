@@ -75,8 +75,10 @@ class ValueReader:
             self._made[key] = self.read(node, self._objects.named(key) if tag == "is" else None)
         return self._made[key]
 
-    def _simple(self, tag: str, parts: list[Any], into: Any) -> Any:  # noqa: PLR0911 - one line for each kind
+    def _simple(self, tag: str, parts: list[Any], into: Any) -> Any:  # noqa: C901, PLR0911 - one line for each kind
         match tag:
+            case "text":
+                return str(parts[0], errors="surrogatepass")
             case "int":
                 return int(parts[0])
             case "complex":

@@ -130,7 +130,7 @@ class ValueWriter:
             raise UnkeptDataError(_TOO_MANY)
         if kind is str or kind is bytes:
             self._count_bytes(len(value))
-            return value
+            return value if kind is bytes or value.isascii() else _text(value)
         if kind in _PLAIN:
             return value
         if kind is int:
@@ -287,6 +287,15 @@ class ValueWriter:
 def encoded(node: Any, number: Callable[[TensorCopy], int] = id) -> bytes:
     """Return a node as MessagePack, with numbers for the copies of large tensors. Equal for values that are equal bit for bit."""
     return msgspec.msgpack.encode(node, enc_hook=number)
+
+
+def _text(value: str) -> Any:
+    """Return the node of a text. The name of a file, say, may have surrogates, which MessagePack refuses."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return ["text", value.encode(errors="surrogatepass")]
+    return value
 
 
 def _with_room(copy: TensorCopy | None) -> TensorCopy:

@@ -1,5 +1,6 @@
 """Objects of libraries' classes come back, if they are nothing but values and references; others are left alone."""
 
+import os
 import queue
 from types import SimpleNamespace
 
@@ -85,3 +86,13 @@ def test_its_values_come_back(where, rehearsed):
 def test_it_is_left_alone_if_it_has_anything_else(part):
     other = OfLibrary() if part is SimpleNamespace else part
     assert run(Taken(), steps=3, where=as_variable, other=other)[0] == 4
+
+
+def test_the_environment_is_left_alone(monkeypatch):
+    monkeypatch.setattr(os.environ, "_data", {b"A": b"1"})  # few, as in a container
+    variables, environment = Variables(), os.environ
+    variables.begin()
+    taken = variables.take()
+    environment["A"] = "2"
+    variables.put(taken)
+    assert os.environ["A"] == "2"

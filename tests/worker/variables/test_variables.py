@@ -248,6 +248,19 @@ def test_reading_variables_keeps_no_tensor_alive():
     assert gone() is None
 
 
+@pytest.mark.parametrize("name", ["\udcff.bin", "ö\ud800", "ö"])
+def test_texts_come_back_also_names_of_files_that_are_not_utf_8(name):
+    variables, names = Variables(), {name: [name]}
+    variables.begin()
+    taken = variables.take()
+    names[name].append(name + "x")
+    now = variables.take()
+    variables.put(taken)
+    assert names == {name: [name]}
+    variables.put(now)
+    assert names == {name: [name, name + "x"]}
+
+
 plain = st.recursive(
     st.none()
     | st.booleans()
