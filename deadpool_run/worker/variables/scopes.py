@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from deadpool_run.worker.codec import attributes_of
 from deadpool_run.worker.process.script_files import own_modules
+from deadpool_run.worker.variables.children import Children
 from deadpool_run.worker.variables.frames import (
     closed_over,
     function_frames,
@@ -79,6 +80,7 @@ class Scopes:
         self.modules = frozenset(sources)
         self._found: list[Scope] = []
         self._fixed: FixedTables[Scope] = FixedTables()
+        self.children = Children()
         self._named: dict[str, int] = {}
         """The number of scopes with each name: a module of the script and a dict in another may share one."""
         self.objects = Objects()
@@ -95,6 +97,8 @@ class Scopes:
         for name, each in (*with_state, *inside):
             if not is_wrapper(each):
                 self._add_attached(name, each)
+                if isinstance(each, nn.Module):
+                    self.children.add(name, each)
         for frame_name, frame in function_frames():
             self._search(frame_name, local_variables(frame).items())
         for name, variables in sources.items():

@@ -229,5 +229,5 @@ def _digest(value: Any) -> int | None:
     plain = list(value) if type(value) is deque else value
     try:
         return zlib.crc32(msgspec.msgpack.encode(plain))
-    except (TypeError, OverflowError, RecursionError):
+    except (TypeError, ValueError, OverflowError, RecursionError):
         return None

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 from torch import Tensor
 
+from deadpool_run.worker.variables.children import shown
 from deadpool_run.worker.variables.frames import note_loop
 from deadpool_run.worker.variables.modules import LEAVES
 from deadpool_run.worker.variables.scopes import Scope, Scopes
@@ -31,6 +32,8 @@ from deadpool_run.worker.variables.values import (
 
 _LARGE = 1024
 """Elements. A smaller tensor is a loss, a norm or a count, and may be for the log only."""
+_REPLACED = "replaced modules"
+"""Not a scope: the places in modules that have another one."""
 _COUNT = 1_000_000
 """Larger numbers may be times, or bytes of memory."""
 _OPAQUE = ["opaque"]
@@ -123,6 +126,13 @@ class Variables:
             changed |= {name: _GONE for name in before if name not in now}
             if changed:
                 found[scope.name] = changed
+        if replaced := self._scopes.children.take():
+            found[_REPLACED] = replaced
+            for path in {(_REPLACED, path) for path in replaced} - self._reported:
+                self._reported.add(path)
+                self.too_large[f"the module {shown(path[1])}"] = (
+                    "it was put in place of another one, and not created in set-up"
+                )
         large: list[Tensor] = []
 
         def numbered(copy: TensorCopy) -> int:
@@ -137,6 +147,7 @@ class Variables:
             return
         self.put_back()
         changed: Changed = msgspec.msgpack.decode(taken["of the script"])
+        self._scopes.children.put(changed.pop(_REPLACED, {}), self.refuse)
         reader = ValueReader(self._objects, self._scopes.named, large=taken.get("large", ()), refuse=self.refuse)
         values = {scope: self._read_all(reader, scope, nodes) for scope, nodes in changed.items()}
         for scope in self._scopes:
