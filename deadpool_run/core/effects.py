@@ -188,13 +188,13 @@ class Incident(Untagged):
     reentered: tuple[Rank, ...] = ()
     """Ranks whose workers could not be drained, and ran their script again."""
 
+    exposed_s: float | None = None
+    """From the loss of a node until every rank had all its copies again. None: not yet, or no node was lost."""
+
     @property
     def planned(self) -> bool:
         """Whether nothing was lost: the ranks were drained."""
         return bool(self.losses) and all(loss.planned for loss in self.losses) and not self.steps_repeated
-
-    exposed_s: float | None = None
-    """From the loss of a node until every rank had all its copies again. None: not yet, or no node was lost."""
 
 
 class ReportIncident(Tagged):

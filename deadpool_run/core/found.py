@@ -1,4 +1,4 @@
-"""What an agent finds of a worker when the coordinator has moved."""
+"""A worker, as its agent describes it to a new leader."""
 
 from deadpool_run.ids import Epoch, WorkerId
 from deadpool_run.structs import Untagged

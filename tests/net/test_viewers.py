@@ -76,7 +76,7 @@ def test_a_rank_is_killed_from_another_host(job):
 @pytest.mark.slow
 @pytest.mark.parametrize("whose", ["the leader's", "another"])
 def test_an_agent_is_killed_from_another_host(job, whose):
-    """Its node is lost, and whoever leads then knows that a user did it."""
+    """Its node is lost, and the leader after that knows that a user did it."""
     homes = {rank: job.host_of(rank) for rank in range(6)}
     host = 0 if whose == "the leader's" else next(host for host in (2, 1, 3) if host in homes.values())
     ranks = [rank for rank, home in homes.items() if home == host]

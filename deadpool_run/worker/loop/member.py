@@ -286,8 +286,7 @@ class LoopMember(RepairParticipant):
         due = self.trial.stage is Trial.Stage.DUE and 0 < self.completed < self.total
         if not due or not buckets.reduces_repeatably(self.snapshots.protected, updated=self._updates.ever):
             return False
-        self.snapshots.wait(cancel_pending=False)
-        is_held = self.completed in self.snapshots.held() or self.snapshots.capture_now(self.completed)
+        is_held = self.snapshots.hold(self.completed)
         with self.unrecorded():
             some_without = any_rank(not is_held)
         if self.registry.step_failed:

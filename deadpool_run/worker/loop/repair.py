@@ -181,13 +181,11 @@ class RepairParticipant:
         orders = self._link.orders
         if orders.begins_step(self.completed, self.total):
             return True
-        seen = None
         if not self.registry.has_ended():
             return False
-        self._rank_entry.phase = Phase.HELD
+        self._rank_entry.phase, seen = Phase.HELD, None
         while (seen := orders.wait_limit(self.completed, self._epoch, seen)) is not None:
-            self.snapshots.wait(cancel_pending=False)
-            is_held = self.completed in self.snapshots.held() or self.snapshots.capture_now(self.completed)
+            is_held = self.snapshots.hold(self.completed)
             self._link.send(ev.StepsLimited(THIS_WORKER, self._epoch, self.completed, reached=True, captured=is_held))
         self._rank_entry.phase = Phase.BETWEEN
         return not self.interrupted and orders.begins_step(self.completed, self.total)

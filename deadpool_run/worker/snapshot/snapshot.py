@@ -233,6 +233,11 @@ class Snapshots:
         self.wait(cancel_pending=False)
         return version in self.held()
 
+    def hold(self, version: Version) -> bool:
+        """Wait for the running copy, and capture the version if no slot has it then; return whether it is held."""
+        self.wait(cancel_pending=False)
+        return version in self.held() or self.capture_now(version)
+
     def held(self) -> tuple[Version, ...]:
         """Return the complete versions in the slots, oldest first."""
         return self._rank_entry.held

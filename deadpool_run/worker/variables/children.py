@@ -6,7 +6,7 @@ called. Modules with parameters or buffers are refused earlier, by `worker.state
 
 import secrets
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn
 
 from torch import nn
@@ -15,7 +15,7 @@ from deadpool_run.worker.compat.modules import children_of
 from deadpool_run.worker.variables.modules import FixedTables
 
 _Table = dict[str, nn.Module | None]
-_NONE = 0
+_NONE, _REMOVED = 0, -1
 _MOST_KEPT = 16
 """The new modules that can be put back: more than the snapshots that a rank has."""
 
@@ -24,35 +24,50 @@ class Children:
     """The modules inside others, as they were when the loop began and as they are now."""
 
     def __init__(self) -> None:
-        self._tables: FixedTables[tuple[str, _Table, _Table]] = FixedTables()
-        """Each with its name, and a copy of when the loop began."""
-        self._places: dict[str, tuple[_Table, str]] = {}
+        self._modules: dict[str, tuple[nn.Module, _Table, _Table]] = {}
+        """By name: the module, its table of modules, and a copy of that, both of when the loop began."""
+        self._tables: FixedTables[str] = FixedTables()
         self._new: deque[tuple[int, nn.Module]] = deque(maxlen=_MOST_KEPT)
 
     def add(self, name: str, module: nn.Module) -> None:
         """Note the modules directly inside this one."""
         if table := children_of(module):
-            self._tables.add((name, table, dict(table)), table, table)
-            self._places |= {f"{name}.{key}": (table, key) for key in table}
+            self._modules[name] = module, table, dict(table)
+            self._tables.add(name, table, table)
 
     def take(self) -> dict[str, int]:
         """Return a number for each place that has another module now; equal numbers are the same module of the same process."""
         return {
-            f"{name}.{key}": self._number(table.get(key))
-            for name, table, first in self._tables.changed()
+            f"{name}.{key}": self._number(table[key]) if key in table else _REMOVED
+            for name, table, first in self._changed()
             for key, child in first.items()
-            if table.get(key) is not child
+            if key not in table or table[key] is not child
         }
 
     def put(self, taken: Mapping[str, int], refuse: Callable[[str], NoReturn]) -> None:
         """Put the modules in the places that they had when `take` returned this."""
         known = dict(self._new)
-        for _, table, first in self._tables.changed():
-            table.update(first)
+        for _, table, first in self._changed():
+            added = {key: child for key, child in table.items() if key not in first}
+            table.clear()  # the order of a sequence's modules is that of its table
+            table.update(first | added)
         for path, number in taken.items():
-            if path in self._places:
-                table, key = self._places[path]
+            name, _, key = path.rpartition(".")  # which no key has
+            if name not in self._modules:
+                continue
+            table = children_of(self._modules[name][0])
+            if number == _REMOVED:
+                del table[key]
+            else:
                 table[key] = None if number == _NONE else known[number] if number in known else LostModule(path, refuse)
+
+    def _changed(self) -> Iterator[tuple[str, _Table, _Table]]:
+        """Yield modules in which others may have changed: their names and tables, now and of when the loop began."""
+        # A deletion from a sequence gives it another table.
+        with_another = (name for name, (module, table, _) in self._modules.items() if children_of(module) is not table)
+        for name in dict.fromkeys((*self._tables.changed(), *with_another)):
+            module, _, first = self._modules[name]
+            yield name, children_of(module), first
 
     def _number(self, module: nn.Module | None) -> int:
         if module is None:

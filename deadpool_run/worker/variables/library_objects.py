@@ -6,7 +6,7 @@ anything else as well, such as a file, a queue or a thread, is left alone, since
 
 import os
 from abc import ABCMeta
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
@@ -17,9 +17,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 
 from deadpool_run.worker.variables.library_values import is_immutable
+from deadpool_run.worker.variables.modules import LEAVES
+from deadpool_run.worker.variables.values import SEQUENCES
 
-_LEAVES = frozenset({type(None), bool, int, float, complex, str, bytes, Tensor})
-_SEQUENCES = frozenset({list, tuple, set, frozenset, deque})
+_SEQUENCES = frozenset(SEQUENCES.values())
 _DICTS = frozenset({dict, OrderedDict})
 _MOST_PARTS = 256
 _REFERENCES = (
@@ -64,7 +65,7 @@ def _is_plain(kind: type) -> bool:
 
 def _is_value(value: Any, is_known: Callable[[object], bool], depth: int = 0) -> bool:
     kind = type(value)
-    if kind in _LEAVES or is_immutable(value) or is_known(value) or isinstance(value, _REFERENCES):
+    if kind in LEAVES or kind is Tensor or is_immutable(value) or is_known(value) or isinstance(value, _REFERENCES):
         return True
     parts = value if kind in _SEQUENCES else (*value.keys(), *value.values()) if kind in _DICTS else None
     if parts is None or depth == _DEEPEST or len(parts) > _MOST_PARTS:

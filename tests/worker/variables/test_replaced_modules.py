@@ -37,6 +37,20 @@ def test_a_survivor_has_the_module_that_it_had():
     assert type(rank.model[2]) is nn.Identity
 
 
+def test_a_module_that_was_removed_comes_back_to_its_place_and_goes_again():
+    model = nn.Sequential(nn.Flatten(), nn.ReLU(), nn.Identity())
+    variables, first = Variables(), list(model)
+    variables.begin([model], [("model", model)])
+    before = variables.take()
+    del model[1]  # which numbers those after it anew
+    model.add_module("extra", nn.Tanh())
+    after, now = variables.take(), list(model)
+    variables.put(before)
+    assert list(model)[:3] == first
+    variables.put(after)
+    assert list(model) == now
+
+
 def test_a_replacement_cannot_call_a_module_that_it_never_had():
     rank, replacement = Rank(), Rank()
     rank.model[1][0] = nn.GELU()
