@@ -28,12 +28,13 @@ import signal
 import socket
 import struct
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+from deadpool_run.agent.processes import marked
 
 COMMAND = (
     "import sys; sys.flags.safe_path or sys.path.pop(0); "
@@ -55,7 +56,6 @@ _SERVICES = {"store": "deadpool_run.store.main", "checkpointer": "deadpool_run.w
 _ENTRIES = {"worker": "deadpool_run.worker.process.bootstrap", **_SERVICES}
 _SERVICE_COMMAND = "import sys; from {} import main; main(*map(int, sys.argv[1:]))"
 _MAX_FDS = 4
-_END_S, _LOOK_AGAIN_S = 30.0, 0.01
 _EXPENDABLE, _MAX_SCORE = 500, 1000
 _TELL_S = 1.0
 """Limit for telling one agent."""
@@ -107,8 +107,8 @@ class _ForkServer:
                         return mine
         self._end_groups()
         mark = f"{MARK}={os.environ[MARK]}".encode()
-        _end_marked(mark)
-        if self._witness is not None and self._witness["agents"] and _have_ended(mark):
+        marked.end(mark)
+        if self._witness is not None and self._witness["agents"] and marked.have_ended(mark):
             _testify(self._witness)
         return None
 
@@ -246,26 +246,6 @@ def die_with_parent(parent_pid: int) -> None:
         os._exit(1)
 
 
-def _end_marked(mark: bytes) -> None:
-    """SIGKILL every process with the mark, until no other is found."""
-    killed: set[int] = set()
-    while found := _marked(mark) - killed:
-        for pid in found:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)  # from here on it cannot fork, so the loop ends
-        killed |= found
-
-
-def _have_ended(mark: bytes) -> bool:
-    """Wait until the processes with the mark have ended. False: one hangs in the kernel."""
-    until = time.monotonic() + _END_S
-    while _marked(mark):
-        if time.monotonic() > until:
-            return False
-        time.sleep(_LOOK_AGAIN_S)
-    return True
-
-
 def _testify(witness: Mapping[str, Any]) -> None:
     """Tell other agents that this one and its workers have ended. An agent that cannot be told waits for its timeout."""
     from deadpool_run.coordinator import handshake  # noqa: PLC0415 - not before: it keeps the fork server small
@@ -281,16 +261,6 @@ def _testify(witness: Mapping[str, Any]) -> None:
             handshake.dial(address, port, ConnectionRole.VOTE, credentials, _TELL_S) as connection,
         ):
             connection.send(frame)
-
-
-def _marked(mark: bytes) -> set[int]:
-    """Return the other processes with the mark in their environment."""
-    found = set()
-    for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # it is gone, or another user's
-            if mark in (process / "environ").read_bytes().split(b"\0"):
-                found.add(int(process.name))
-    return found - {os.getpid()}
 
 
 def _ignore_signals() -> None:
