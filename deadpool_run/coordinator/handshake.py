@@ -9,8 +9,8 @@ import errno
 import functools
 import os
 import socket
-from collections.abc import AsyncIterator
-from ipaddress import IPv4Address, IPv6Address, ip_address
+from collections.abc import AsyncIterator, Callable
+from ipaddress import IPv6Address, ip_address
 
 from deadpool_run.errors import ProtocolError
 from deadpool_run.wire import auth
@@ -68,55 +68,75 @@ def dial(
     return asyncio.run(connect(address, port, role, credentials, timeout_s))
 
 
-async def receive(
-    sock: socket.socket, credentials: Credentials, timeout_s: float = TIMEOUT_S
-) -> tuple[ConnectionRole, PeerConnection]:
-    """Greet a caller; return its role, and the connection, which blocks.
+class Greeting:
+    """A caller that is being greeted, in the running loop, with one reader and one timer: a leader greets thousands at once.
 
-    The socket is closed if that fails. Raises `GreetingRefusedError` if the caller is no agent of this job, and OSError if it
-    has closed the connection.
+    `on_over` is called once with this greeting, unless it was cut: `result` then returns how it ended.
     """
-    try:
-        return await _greet(sock, credentials, timeout_s)
-    except TimeoutError as error:
-        raise GreetingRefusedError(f"it did not end the greeting within {timeout_s:g} s") from error
-    except ProtocolError as error:
-        raise GreetingRefusedError(f"it is no agent of deadpool-run: {error}") from error
-    except EOFError as error:
-        raise ConnectionResetError(errno.ECONNRESET, str(error)) from error
 
-
-async def _greet(
-    sock: socket.socket, credentials: Credentials, timeout_s: float
-) -> tuple[ConnectionRole, PeerConnection]:
-    loop = asyncio.get_running_loop()
-    sock.setblocking(False)
-    try:
-        _prepare(sock)
-        listener, frames = Listener(credentials, _name(sock.getsockname())), auth.FORMAT.frames()
-        greeted: asyncio.Future[None] = loop.create_future()
-
-        def read() -> None:
-            try:
-                if not greeted.done() and _answer_what_came(sock, listener, frames):
-                    greeted.set_result(None)
-            except (OSError, EOFError, ProtocolError, GreetingRefusedError) as error:
-                greeted.set_exception(error)
-
-        # One reader and one timer: a leader greets thousands at once, and each wait of asyncio costs more than an answer.
-        fd = sock.fileno()
-        loop.add_reader(fd, read)
-        expiry = loop.call_later(timeout_s, _expire, greeted)
+    def __init__(
+        self,
+        sock: socket.socket,
+        credentials: Credentials,
+        on_over: "Callable[[Greeting], None]",
+        timeout_s: float = TIMEOUT_S,
+    ) -> None:
+        """Begin with a socket that was accepted, and own it. Raises OSError if the caller has gone: then the socket is closed."""
+        self._sock, self._on_over, self._timeout_s = sock, on_over, timeout_s
+        self._failed: Exception | None = None
+        self._loop = asyncio.get_running_loop()
         try:
-            await greeted
-        finally:
-            expiry.cancel()
-            loop.remove_reader(fd)
-        sock.setblocking(True)
-    except BaseException:
-        _refuse(sock)
-        raise
-    return listener.role, PeerConnection(sock, *listener.seals())
+            sock.setblocking(False)
+            _prepare(sock)
+            self._listener = Listener(credentials, _name(sock.getsockname()))
+        except OSError:
+            sock.close()
+            raise
+        self._frames = auth.FORMAT.frames()
+        self._fd = sock.fileno()
+        self._loop.add_reader(self._fd, self._read)
+        self._expiry = self._loop.call_later(timeout_s, self._expire)
+
+    def result(self) -> tuple[ConnectionRole, PeerConnection]:
+        """Return the caller's role, and the connection, which blocks.
+
+        Raises `GreetingRefusedError` if the caller is no agent of this job, and OSError if it has closed the connection.
+        """
+        if self._failed is not None:
+            raise self._failed
+        return self._listener.role, PeerConnection(self._sock, *self._listener.seals())
+
+    def cut(self) -> None:
+        """End it without a result."""
+        self._forget()
+        _refuse(self._sock)
+
+    def _read(self) -> None:
+        try:
+            if not _answer_what_came(self._sock, self._listener, self._frames):
+                return
+        except EOFError as error:
+            self._fail(ConnectionResetError(errno.ECONNRESET, str(error)))
+        except ProtocolError as error:
+            self._fail(GreetingRefusedError(f"it is no agent of deadpool-run: {error}"))
+        except (OSError, GreetingRefusedError) as error:
+            self._fail(error)
+        else:
+            self._forget()
+            self._sock.setblocking(True)
+            self._on_over(self)
+
+    def _expire(self) -> None:
+        self._fail(GreetingRefusedError(f"it did not end the greeting within {self._timeout_s:g} s"))
+
+    def _fail(self, why: Exception) -> None:
+        self.cut()
+        self._failed = why
+        self._on_over(self)
+
+    def _forget(self) -> None:
+        self._expiry.cancel()
+        self._loop.remove_reader(self._fd)
 
 
 def _answer_what_came(sock: socket.socket, listener: Listener, frames: Frames[auth.Greeting]) -> bool:
@@ -139,11 +159,6 @@ def _answer_what_came(sock: socket.socket, listener: Listener, frames: Frames[au
     return listener.is_over
 
 
-def _expire(greeted: asyncio.Future[None]) -> None:
-    if not greeted.done():
-        greeted.set_exception(TimeoutError())
-
-
 def _refuse(sock: socket.socket) -> None:
     with contextlib.suppress(OSError):
         sock.shutdown(socket.SHUT_WR)  # so that a refusal is read before the end
@@ -157,10 +172,10 @@ def _name(address: tuple[str, int]) -> str:
 
 
 @functools.lru_cache(maxsize=64)
-def _literal(host: str) -> IPv4Address | IPv6Address:
+def _literal(host: str) -> str:
     literal = ip_address(host.partition("%")[0])
     mapped = literal.ipv4_mapped if isinstance(literal, IPv6Address) else None
-    return literal if mapped is None else mapped
+    return str(literal if mapped is None else mapped)
 
 
 def _prepare(sock: socket.socket) -> None:

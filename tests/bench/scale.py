@@ -12,7 +12,8 @@ kernel included, so that a busy machine hardly changes them; an agent with a cor
 * loss: from giving up so many nodes at once until the last survivor has its order to stop the step (`told`), until the last
   has its order to attach (`attach`), and until every rank has completed a step (`over`).
 * voter: as a loss, until another node votes and follows the log.
-* leader: from the word that the leader's agent has ended until everybody has the new leader's order to stop the step, and so on.
+* leader: from the word that the leader's agent has ended until every node knows the new leader (`known`: it tells some, which
+  tell the others), until all have connected and have its order to stop the step, and so on.
 """
 
 import argparse
@@ -20,6 +21,7 @@ import json
 import resource
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -63,6 +65,10 @@ class Agent:
         print(*words, file=self.process.stdin, flush=True)
         return self.read()
 
+    def cpu_s(self) -> float:
+        """Return the CPU seconds of the process, kernel included: its `time.process_time`."""
+        return time.clock_gettime(~self.process.pid << 3 | 2)  # clock_getcpuclockid(3)
+
 
 @contextmanager
 def started(script: str, *words: object) -> Iterator[Agent]:
@@ -86,9 +92,10 @@ def measure(nodes: int, ranks_per_node: int, losses: list[int]) -> dict[str, Any
         successor = stack.enter_context(started("scale_agent.py", *shape, *folder, "--join", port))
         successor_port = successor.read()["port"]
         others = nodes + spare_nodes - 2
+        crowds = []
         for first in range(0, others, CROWD):
             numbers = ("--numbers", first, min(first + CROWD, others))
-            stack.enter_context(started("scale_crowd.py", *shape, "--join", port, *numbers))
+            crowds.append(stack.enter_context(started("scale_crowd.py", *shape, "--join", port, *numbers)))
         found: dict[str, Any] = {"nodes": nodes, "ranks": nodes * ranks_per_node}
         found |= {f"start_{key}": value for key, value in leader.ask("protected").items()}
         note(f"{nodes} nodes: started in {found['start_cpu_s']:.1f} CPU s")
@@ -101,7 +108,10 @@ def measure(nodes: int, ranks_per_node: int, losses: list[int]) -> dict[str, Any
         leader.process.kill()
         with handshake.dial("127.0.0.1", successor_port, ConnectionRole.VOTE, CREDENTIALS) as connection:
             connection.send(peers.encode(AgentEnded(NodeId("leader"))))
-            found["leader"] = successor.ask("led", before)
+            for crowd in crowds:
+                crowd.ask("heard")
+            known_s = successor.cpu_s() - before
+            found["leader"] = {"known_s": known_s, **successor.ask("led", before)}
         note(f"{nodes} nodes: leader lost")
         return found | {"memory_mib": memory_mib(successor.process.pid)}
 
@@ -129,6 +139,7 @@ LOSS_ROWS: tuple[tuple[str, str, str], ...] = (
     ("  CPU s until all have the order to attach", "attach_s", ".2f"),
     ("  CPU s until over", "over_s", ".2f"),
 )
+KNOWN_ROWS: tuple[tuple[str, str, str], ...] = (("  CPU s until all know the new leader", "known_s", ".3f"),)
 LAST_ROWS: tuple[tuple[str, str, str], ...] = (("memory of the new leader: MiB", "memory_mib", ".0f"),)
 
 
@@ -141,6 +152,8 @@ def rows(found: list[dict[str, Any]]) -> Iterator[list[object]]:
         yield from lines(LOSS_ROWS, [one["losses"][at] for one in found])
     for what in ("voter", "leader"):
         yield [f"loss of a {what}", *[""] * (len(found) + 1)]
+        if what == "leader":
+            yield from lines(KNOWN_ROWS, [one[what] for one in found])
         yield from lines(LOSS_ROWS, [one[what] for one in found])
     yield from lines(LAST_ROWS, found)
 

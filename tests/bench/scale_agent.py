@@ -29,7 +29,6 @@ from deadpool_run.agent.node.node import LocalNode
 from deadpool_run.agent.records.launch_identity import identity_of
 from deadpool_run.agent.records.logs import Logs
 from deadpool_run.agent.spec import LOGS_OFF, Cluster, LaunchSpec, Mode, Target
-from deadpool_run.coordinator import handshake
 from deadpool_run.core import effects as do
 from deadpool_run.core import events as ev
 from deadpool_run.core.effects import Effect
@@ -53,7 +52,7 @@ PATIENCE_S = 300.0
 
 def be_patient() -> None:
     """Greet for as long."""
-    handshake.receive = partial(handshake.receive, timeout_s=PATIENCE_S)
+    peer_server.Greeting = partial(peer_server.Greeting, timeout_s=PATIENCE_S)  # type: ignore[misc, assignment]
     peer_server._UNDISTURBED_S = PATIENCE_S
 
 

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from scale_agent import CREDENTIALS, PATIENCE_S, be_patient, node_spec
+from scale_agent import CREDENTIALS, PATIENCE_S, be_patient, node_spec, tell
 from scale_workers import BenchWorkers
 
 from deadpool_run.agent.cluster.peer_server import PeerServer
@@ -46,6 +46,8 @@ class CrowdNode:
         self._link: PeerLink | None = None
         self._term = 0
         self._received = 0
+        self.heard_claim = asyncio.Event()
+        """A new leader has told it, or others did for that leader; or it was lost before."""
 
     async def join(self, port: int) -> None:
         """Come to the leader."""
@@ -67,6 +69,7 @@ class CrowdNode:
                 link.send(peers.HeartbeatAck(newest.term, sent_at, newest.number, node=self.workers.node))
                 if newest.term > self._term:
                     self._term = newest.term
+                    self.heard_claim.set()
                     (leader,) = (peer for peer in agents.peers if peer.node == newest.leader)
                     rejoin = peers.Rejoin(self.workers.node, self._place, self.workers.found())
                     self._crowd.start(self._connect(leader.address, leader.port, rejoin))
@@ -98,6 +101,8 @@ class CrowdNode:
                 self.workers.node = node
             case peers.World(timeline=timeline):
                 self.workers.timeline = timeline
+            case peers.Evict():
+                self.heard_claim.set()
             case peers.Heartbeat(term, sent_at, newest=newest):
                 entries = tuple((rank, *[1 << 30] * WORDS) for rank in self.workers.ranks())
                 link.send(peers.HeartbeatAck(term, sent_at, newest, self._received, rank_entries=entries))
@@ -133,17 +138,24 @@ class Crowd:
         """Have every node come."""
         await asyncio.gather(*(node.join(port) for node in self._nodes.values()))
 
+    async def all_heard_claim(self) -> None:
+        """Wait until every node knows a new leader."""
+        for node in self._nodes.values():
+            await node.heard_claim.wait()
+
     def _come(self, role: ConnectionRole, connection: PeerConnection) -> None:
         self._nodes[connection.sock.getsockname()[0]].come(role, connection)
 
 
 async def serve(options: argparse.Namespace) -> None:
-    """Take part until stdin ends."""
+    """Take part until stdin ends. A line on it is answered when every node knows a new leader."""
     crowd = Crowd(options)
     await crowd.join(options.join)
     reader = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
-    await reader.read()
+    while await reader.readline():
+        await crowd.all_heard_claim()
+        tell({})
 
 
 def main() -> None:

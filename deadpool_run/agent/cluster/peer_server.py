@@ -1,12 +1,13 @@
 """The agent's one port for other agents. Connections without the job's token are refused here, and counted."""
 
 import asyncio
+import contextlib
 import socket
 from collections import Counter
 from collections.abc import Callable
 
 from deadpool_run.agent.refusals import Refusals
-from deadpool_run.coordinator import handshake
+from deadpool_run.coordinator.handshake import Greeting
 from deadpool_run.wire.auth import ConnectionRole, Credentials, GreetingRefusedError
 from deadpool_run.wire.peer_connection import PeerConnection
 
@@ -16,8 +17,6 @@ _MAX_GREETINGS = 256
 _UNDISTURBED_S = 0.5
 """A greeting that takes longer loses its place where others wait. Agents need milliseconds."""
 _ACCEPT_AGAIN_S = 0.05
-
-_Greeted = tuple[ConnectionRole, PeerConnection]
 
 
 class PeerServer:
@@ -38,8 +37,8 @@ class PeerServer:
         self.refusals = Refusals()
         self._on_peer = on_peer
         self._loop = asyncio.get_running_loop()
-        self._greetings: dict[asyncio.Task[_Greeted], tuple[socket.socket, str, float]] = {}
-        """Each with its socket, the caller's address, and when it began. The oldest is the first."""
+        self._greetings: dict[Greeting, tuple[str, float]] = {}
+        """Each with the caller's address, and when it began. The oldest is the first."""
         self._closed = False
         self._listen()
 
@@ -57,56 +56,59 @@ class PeerServer:
         self._listener.close()
         self.refusals.close()
         for greeting in self._greetings:
-            greeting.cancel()
+            greeting.cut()
+        self._greetings.clear()
 
     def _listen(self) -> None:
         if not self._closed:
             self._loop.add_reader(self._listener, self._accept)
 
     def _accept(self) -> None:
+        """Greet all callers that wait, as far as there are places."""
         if len(self._greetings) >= _MAX_GREETINGS:
             self._loop.remove_reader(self._listener)  # until a greeting ends
             self._make_room()
             return
-        try:
-            sock, address = self._listener.accept()
-        except BlockingIOError:
-            return
-        except OSError:  # no descriptor is free, or the caller has gone: accept again later
-            self._loop.remove_reader(self._listener)
-            self._loop.call_later(_ACCEPT_AGAIN_S, self._listen)
-            return
-        greeting = self._loop.create_task(handshake.receive(sock, self.credentials))
-        self._greetings[greeting] = sock, str(address[0]), self._loop.time()
-        greeting.add_done_callback(self._greeted)
+        while len(self._greetings) < _MAX_GREETINGS:
+            try:
+                sock, address = self._listener.accept()
+            except BlockingIOError:
+                return
+            except OSError:  # no descriptor is free, or the caller has gone: accept again later
+                self._loop.remove_reader(self._listener)
+                self._loop.call_later(_ACCEPT_AGAIN_S, self._listen)
+                return
+            with contextlib.suppress(OSError):  # the caller has gone
+                greeting = Greeting(sock, self.credentials, self._greeted)
+                self._greetings[greeting] = str(address[0]), self._loop.time()
 
     def _make_room(self) -> None:
         """Cut the oldest greeting of the source that has the most, as soon as it has had its time. Others may end before."""
         if self._closed or len(self._greetings) < _MAX_GREETINGS:
             return
-        crowd, _ = Counter(source for _, source, _ in self._greetings.values()).most_common(1)[0]
-        oldest, since = next((each, since) for each, (_, source, since) in self._greetings.items() if source == crowd)
-        if self._loop.time() >= since + _UNDISTURBED_S:
-            oldest.cancel()
-        else:
+        crowd, _ = Counter(source for source, _ in self._greetings.values()).most_common(1)[0]
+        oldest, since = next((each, since) for each, (source, since) in self._greetings.items() if source == crowd)
+        if self._loop.time() < since + _UNDISTURBED_S:
             self._loop.call_at(since + _UNDISTURBED_S, self._make_room)
+            return
+        oldest.cut()
+        self._remove(oldest)
+        self.refusals.add(crowd, "it did not end the greeting, and others waited")
 
-    def _greeted(self, greeting: asyncio.Task[_Greeted]) -> None:
-        if len(self._greetings) >= _MAX_GREETINGS:
-            self._listen()
-        sock, source, _ = self._greetings.pop(greeting)
+    def _greeted(self, greeting: Greeting) -> None:
+        source = self._remove(greeting)
         try:
             role, connection = greeting.result()
-        except asyncio.CancelledError:
-            sock.close()  # where the task had not even begun
-            if not self._closed:
-                self.refusals.add(source, "it did not end the greeting, and others waited")
         except GreetingRefusedError as error:
             self.refusals.add(source, str(error))
         except OSError:
             pass  # the caller has closed the connection
         else:
-            if self._closed:
-                connection.close()
-            else:
-                self._on_peer(role, connection)
+            self._on_peer(role, connection)
+
+    def _remove(self, greeting: Greeting) -> str:
+        """Free a greeting's place; return the caller's address."""
+        if len(self._greetings) >= _MAX_GREETINGS:
+            self._listen()
+        source, _ = self._greetings.pop(greeting)
+        return source

@@ -4,11 +4,12 @@
 
 `now` is the journal's clock. `step` is the most steps that a rank has completed, `step_s` and `capture_s` are those of the slowest
 rank, `bytes` what snapshots and copies take on this machine. The time between two is a second, or a thousandth of the time so
-far: a run of a day has some 5,500 lines, one of a month some 9,000.
+far: a run of a day has some 5,500 lines, one of a month some 9,000. With very many ranks it is longer: see `_COST`.
 """
 
 import asyncio
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,6 +20,8 @@ from deadpool_run.wire.typed import to_json
 
 EVERY_S = 1.0
 _SHARE = 1000.0
+_COST = 0.002
+"""Samples take at most this part of a core: one of 80,000 ranks takes 50 ms."""
 _GRACE_S = 2.0
 """Time limit for the disk when the process ends."""
 
@@ -56,8 +59,10 @@ class Samples:
         self._stream.put(sample(self._page(), self._clock()))
 
     def _take(self) -> None:
+        before_s = time.thread_time()
         self.take()
-        every_s = max(EVERY_S, (self._loop.time() - self._began_at) / _SHARE)
+        cost_s = time.thread_time() - before_s
+        every_s = max(EVERY_S, (self._loop.time() - self._began_at) / _SHARE, cost_s / _COST)
         self._timer = self._loop.call_later(every_s, self._take)
 
     def close(self, *, wait: bool) -> None:

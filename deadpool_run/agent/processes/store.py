@@ -43,16 +43,13 @@ class Store:
         self._on_lost = on_lost
         self._on_callers = on_callers
         self._listener = socket.create_server((host, 0), family=family_of(host), backlog=_BACKLOG)
+        self.port = int(self._listener.getsockname()[1])
+        """On `host`, the same for the life of this object."""
         self._stale = False
         self._closed = False
         self._deaths = 0
         self._waiting: list[Callable[[], None]] = []
         self._fork()
-
-    @property
-    def port(self) -> int:
-        """The port on `host`, the same for the life of this object."""
-        return int(self._listener.getsockname()[1])
 
     @property
     def process(self) -> Process | None:
