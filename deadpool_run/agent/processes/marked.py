@@ -11,8 +11,8 @@ _EXEC_S = 1.0
 """Limit for waiting until programs that begin have their environment. They need less than a millisecond."""
 _PF_KTHREAD = 0x00200000
 """Flag of a kernel thread (include/linux/sched.h)."""
-_STATE, _FLAGS, _ENV_START, _ENV_END = 0, 6, 47, 48
-"""Places in /proc/PID/stat after the name (proc(5))."""
+_STATE, _FLAGS, _START_CODE, _ENV_START, _ENV_END = 0, 6, 23, 47, 48
+"""Places in /proc/PID/stat after the name (proc(5)). The kernel sets the start of the code last."""
 
 
 def end(mark: bytes) -> None:
@@ -62,4 +62,5 @@ def _is_in_exec(process: Path) -> bool:
     """
     fields = (process / "stat").read_text(errors="replace").rpartition(")")[2].split()
     no_program = fields[_STATE] in "ZX" or int(fields[_FLAGS]) & _PF_KTHREAD
-    return not no_program and not 0 < int(fields[_ENV_START]) == int(fields[_ENV_END])
+    was_empty = int(fields[_START_CODE]) and fields[_ENV_START] == fields[_ENV_END]
+    return not no_program and not was_empty
