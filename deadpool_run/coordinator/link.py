@@ -1,5 +1,6 @@
 """A connection between two agents: messages of `wire.peers`."""
 
+import socket
 from collections.abc import Callable
 
 from deadpool_run.coordinator.message_stream import MessageStream
@@ -31,6 +32,15 @@ class PeerLink(MessageStream[Message]):
             sending=connection.sending,
             receiving=connection.receiving,
         )
+
+    def expect_word_within(self, seconds: float) -> None:
+        """Have the kernel ask the peer's after this long a silence, whole seconds, whether it still knows the connection (tcp(7)).
+
+        If it does not, as after a firewall's reset, `on_end` is called at once. A peer that is only busy, or stopped, costs nothing.
+        """
+        self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, max(1, int(seconds)))
+        self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
+        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
 
     @property
     def address(self) -> str:

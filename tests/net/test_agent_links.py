@@ -55,6 +55,25 @@ def test_a_closed_connection_is_told_at_once_after_what_was_said_before():
     within_bound(main())
 
 
+def test_a_connection_that_the_peer_no_longer_knows_ends_without_a_word_of_ours():
+    """As after a firewall's reset that only the peer got: TCP_REPAIR has its end vanish, and nothing is sent."""
+    mine, theirs = tcp_pair()
+    try:
+        theirs.setsockopt(socket.IPPROTO_TCP, 19, 1)  # TCP_REPAIR, tcp(7)
+    except PermissionError:
+        mine.close()
+        theirs.close()
+        pytest.skip("needs CAP_NET_ADMIN")
+
+    async def main():
+        one = End(sealed(mine))
+        one.link.expect_word_within(1.0)
+        theirs.close()
+        assert await one.is_lost() == ("its connection broke: Connection reset by peer", True)
+
+    within_bound(main())
+
+
 def test_a_connection_that_is_reset_was_closed():
     async def main():
         mine, theirs = tcp_pair()

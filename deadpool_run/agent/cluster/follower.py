@@ -21,6 +21,8 @@ _ANSWER_S = 4.0
 """Less than a viewer waits, so that the viewer gets a reason instead of a timeout."""
 _RETRY_S, _MAX_RETRY_S = 0.02, 0.5
 """Pause before a leader is dialled again; it doubles each time, until a connection has lasted longer than the longest."""
+_ASK_KERNEL = 0.6
+"""Part of the silence after which the kernel asks. The leader sends a heartbeat in less."""
 _UNREACHED = {"error": "the job's leader does not answer: try again in a few seconds"}
 
 
@@ -134,19 +136,20 @@ class Follower:
         """Make a new connection whenever this one breaks, or is silent for `silence_s`."""
         if self._closed:
             return
-        self._task = asyncio.get_running_loop().create_task(self._mend(node, term, dial, _spread(silence_s)))
+        self._expect_word(silence_s)
+        self._task = asyncio.get_running_loop().create_task(self._mend(node, term, dial, silence_s))
 
     async def _mend(
         self, node: NodeId, term: int, dial: Callable[[], Awaitable[PeerConnection]], silence_s: float
     ) -> None:
         loop = asyncio.get_running_loop()
-        pause_s, connected_at = _RETRY_S, self.asked_at
+        pause_s, connected_at, patience_s = _RETRY_S, self.asked_at, _spread(silence_s)
         while True:
             self._heard.clear()
             with contextlib.suppress(TimeoutError):
                 if self._link.open:
                     # Not `wait_for`: before Python 3.12 it may not end when it is cancelled.
-                    async with asyncio.timeout(silence_s):
+                    async with asyncio.timeout(patience_s):
                         await self._heard.wait()
                     if self._link.open:
                         continue
@@ -161,6 +164,11 @@ class Follower:
                 self._link = PeerLink(await dial(), self._handle, self._broken)
                 connected_at = loop.time()
                 self._link.send(peers.ResumeLink(node, term, self._session.received))
+                self._expect_word(silence_s)
+
+    def _expect_word(self, silence_s: float) -> None:
+        if self._link.open:
+            self._link.expect_word_within(_ASK_KERNEL * silence_s)
 
     async def ask(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the leader's answer to a viewer's request, or why there is none, within a few seconds."""

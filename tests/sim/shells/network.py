@@ -107,6 +107,9 @@ class Network:
             sock.doomed = True
         for sock in ends if both else ends[:1]:
             self.clock.after(self.latency(), lambda sock=sock: sock.fail(errno.ECONNRESET))
+        for sock in ends[1:]:
+            if sock.keep_idle_s:  # its kernel asks after this silence
+                self.clock.after(sock.keep_idle_s + 2 * self.latency(), lambda sock=sock: sock.fail(errno.ECONNRESET))
 
     def living(self) -> list[SimSocket]:
         """Return one end of each connection that both ends have open."""
@@ -163,6 +166,7 @@ class SimSocket:
         self._out_bytes = 0
         self._stalled, self._stalled_at, self._last = 0, 0.0, 0.0
         self._ended = False
+        self.keep_idle_s = 0
         self.gone = False
         """Its machine lost power: nobody answers."""
         machine.sockets[self] = None
@@ -184,8 +188,9 @@ class SimSocket:
     def setblocking(self, _flag: bool) -> None:
         pass
 
-    def setsockopt(self, *_: object) -> None:
-        pass
+    def setsockopt(self, _level: int, option: int, value: int) -> None:
+        if option == socket.TCP_KEEPIDLE:
+            self.keep_idle_s = value
 
     def getsockname(self) -> tuple[str, int]:
         return self.local
