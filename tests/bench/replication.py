@@ -87,13 +87,13 @@ async def measure(mib: int, repeats: int, streams: int, *, found: bool) -> None:
         bares = [
             timed(nbytes, functools.partial(bare, send, fd, nbytes, target)) for send in (with_sendfile, with_sendall)
         ]
-        sent = a.replicator.status()["sent_bytes"]
+        sent = a.replicator.traffic().sent_bytes
         began, cpu = time.perf_counter(), time.process_time()
         a.vault.status_page.rank_entries[RANK].set_slot(slot, version)
         a.replicator.captured(RANK, version)
         await a.until(lambda version=version: version in a.told[RANK][0], limit_s=120)
         ours = rates(nbytes, time.perf_counter() - began, time.process_time() - cpu)
-        sent = a.replicator.status()["sent_bytes"] - sent
+        sent = a.replicator.traffic().sent_bytes - sent
         assert found == (sent < nbytes // 2), f"{sent} bytes were sent"
         if version >= WARM_UP:
             results.append((ours, *bares))
