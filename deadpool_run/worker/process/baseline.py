@@ -4,6 +4,7 @@ import torch
 import torch.distributed as dist
 
 from deadpool_run.worker.compat import modules
+from deadpool_run.worker.state.process_settings import ProcessSettings
 
 _CUDA_SEED = 67280421310721
 """The seed of a CUDA generator in a new process (c10::detail, default_rng_seed_val)."""
@@ -14,7 +15,8 @@ class TorchBaseline:
 
     def __init__(self) -> None:
         self._rng = torch.get_rng_state()
-        self._dtype = torch.get_default_dtype()
+        self._settings = ProcessSettings()
+        self._settings.begin()
         self._hooks = [dict(hooks) for hooks in modules.global_hooks()]
 
     def restore(self) -> None:
@@ -24,7 +26,7 @@ class TorchBaseline:
         modules.forget_meshes()
         torch.set_grad_enabled(True)
         torch.clear_autocast_cache()
-        torch.set_default_dtype(self._dtype)
+        self._settings.put({})
         torch.set_default_device(None)
         for hooks, before in zip(modules.global_hooks(), self._hooks, strict=True):
             hooks.clear()

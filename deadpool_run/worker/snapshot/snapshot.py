@@ -37,6 +37,7 @@ from deadpool_run.worker.snapshot.slot_memory import SlotMemory
 from deadpool_run.worker.snapshot.writer import StateCapture
 from deadpool_run.worker.state import gradients
 from deadpool_run.worker.state.digest import digest, sample, samples_equal
+from deadpool_run.worker.state.process_settings import ProcessSettings
 from deadpool_run.worker.state.rng import put_rng, take_rng
 from deadpool_run.worker.state.state import Protected
 from deadpool_run.worker.variables.variables import Variables
@@ -77,6 +78,7 @@ class Snapshots:
         self.protected = Protected(wrappers)
         self.agreement = Agreement(self.protected)
         self.variables = Variables()
+        self._settings = ProcessSettings()
         self._buffers = BufferCopies()
         self._plan: CapturePlan | None = None
         self._copy_of: Version | None = None
@@ -137,7 +139,8 @@ class Snapshots:
             checks.check_tree(protected.objects[name].state_dict(), name)
 
     def find_variables(self) -> None:
-        """Find the script's variables, as the loop begins: from now on they are part of every snapshot."""
+        """Find the script's variables and settings, as the loop begins: from now on they are part of every snapshot."""
+        self._settings.begin()
         protected = self.protected
         roots = [root for module in protected.modules.values() for root in module.roots()]
         optimizers = [each for state in protected.optimizers.values() for each in (state.optimizer, state.keeper)]
@@ -335,6 +338,7 @@ class Snapshots:
             self._buffers.take(self.protected)
             self.values = self.protected.take(self._stepped)
             self.values["rng"] = take_rng()
+            self.values["settings"] = self._settings.take()
             self.values["variables"] = self.variables.take()
             self.values["keeps"] = {
                 "gradients": any(parameter.grad is not None for parameter in parameters),
@@ -370,7 +374,8 @@ class Snapshots:
 
     def _put_rest(self, values: dict[str, Any]) -> None:
         """Set what `Protected.put` leaves: gradients, and what is known of the script."""
-        self.variables.put(values.get("variables", {}))  # a checkpoint of an earlier version has none
+        self._settings.put(values.get("settings", {}))  # a checkpoint of an earlier version has neither
+        self.variables.put(values.get("variables", {}))
         keeps = values["keeps"]
         self.agreement.unequal.update(keeps["unequal"])
         self._writes_before_update |= keeps["early"]

@@ -1,12 +1,15 @@
 """Items that carry state from step to step in variables of the script. It has an effect at once, or only later."""
 
+import decimal
 import enum
 import functools
 import itertools
+import os
 import random
 from collections import Counter, deque
 from dataclasses import dataclass, field
 from fractions import Fraction
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -299,6 +302,25 @@ def attached(rank, _size):
         first.up.seen = getattr(first.up, "seen", 0) + 1
         later = first.up.seen if index > LATER else 0
         (model(data(index, rank)).pow(2).mean() / (1 + later)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return Loop({"model": model, "optimizer": optimizer}, step, blocks_of(model), optimizer)
+
+
+@item("settings of torch, of decimals and of the working directory, changed during training")
+def settings(rank, _size):
+    model = ddp(net())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+
+    def step(index):
+        if index == LATER:
+            torch.set_default_dtype(torch.float64)
+            torch.backends.mkldnn.enabled = False
+            decimal.getcontext().prec = 3
+            os.chdir("/")
+        factor = float(decimal.Decimal(1) / 3) + torch.tensor(0.1).item() + torch.backends.mkldnn.enabled
+        (model(data(index, rank).float()).pow(2).mean() / (factor + len(Path.cwd().parts))).backward()
         optimizer.step()
         optimizer.zero_grad()
 
