@@ -11,6 +11,10 @@ _Number = TypeVar("_Number", bound=int)
 _OUTER_LAUNCHERS = ("PET_", "TORCHELASTIC_", "DEADPOOL_")
 """Prefixes of an outer launcher's variables, which would misconfigure an inner one."""
 
+_HASH_SEED = "1"
+"""A replacement, perhaps on another machine or after a restart, orders sets of strings as the lost rank did. Not 0, which would
+change `sys.flags`."""
+
 
 def base_environment(spec: LaunchSpec, outer: Mapping[str, str]) -> dict[str, str]:
     """Return the environment that all processes of the job share."""
@@ -21,6 +25,8 @@ def base_environment(spec: LaunchSpec, outer: Mapping[str, str]) -> dict[str, st
     }
     if _limits_threads(spec, outer):
         env["OMP_NUM_THREADS"] = "1"
+    if not env.get("PYTHONHASHSEED", "").isdecimal():
+        env["PYTHONHASHSEED"] = _HASH_SEED
     return env
 
 

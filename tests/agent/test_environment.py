@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 SCRIPT = Path(__file__).parents[1] / "process" / "scripts" / "report.py"
-OURS = {"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_RUN_ID", "TMPDIR"}
-"""Variables whose values differ between two runs of torchrun too, or that the kit sets."""
+OURS = {"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_RUN_ID", "TMPDIR", "PYTHONHASHSEED"}
+"""Variables whose values differ between two runs of torchrun too, or that the kit sets, and the seed of hashes."""
 
 
 def reports(folder, world_size=2):
@@ -84,6 +84,17 @@ def test_a_spawned_worker_is_a_fresh_interpreter(job):
         assert fresh["parent"] == started.pid
         assert (fresh["path"], fresh["flags"], fresh["main"]) == (warm["path"], warm["flags"], warm["main"])
         assert fresh["env"].keys() == warm["env"].keys()
+
+
+def test_all_interpreters_of_all_runs_order_sets_of_strings_alike(job, monkeypatch):
+    """A replacement may be in another interpreter than the lost rank, or in another run, after a durable checkpoint."""
+    monkeypatch.setenv("PYTHONHASHSEED", "random")
+    _, spawned = job("0", options=("--start-method", "spawn"))
+    _, forked = job("0", folder="forked")
+    assert len({tuple(each["order"]) for each in (*spawned, *forked)}) == 1
+    monkeypatch.setenv("PYTHONHASHSEED", "42")
+    _, users = job("0", folder="users")
+    assert {each["env"]["PYTHONHASHSEED"] for each in users} == {"42"}
 
 
 def test_no_python_runs_any_program(cluster, tmp_path):

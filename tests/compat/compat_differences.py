@@ -31,6 +31,11 @@ DIFFERENCES = {
         rf"{_WORKER}/env/DEADPOOL_\w+",
         always=True,
     ),
+    "hash seed": Difference(
+        "`PYTHONHASHSEED` is 1 unless it is a number, so that a replacement orders sets of strings as the lost rank did.",
+        rf"{_WORKER}/env/PYTHONHASHSEED",
+        always=True,
+    ),
     "store": Difference(
         "The job's store has its own process and a free port, on the first machine. `MASTER_ADDR` and `MASTER_PORT` "
         "name it, as an IP address. The launchers meet elsewhere. So two jobs on a machine never use the same port.",
