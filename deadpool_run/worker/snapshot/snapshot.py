@@ -35,10 +35,11 @@ from deadpool_run.worker.snapshot.plan import BufferCopies, CapturePlan, live_te
 from deadpool_run.worker.snapshot.restore import Restoration
 from deadpool_run.worker.snapshot.slot_memory import SlotMemory
 from deadpool_run.worker.snapshot.writer import StateCapture
-from deadpool_run.worker.state import gradients
+from deadpool_run.worker.state import gradients, script_hooks
 from deadpool_run.worker.state.digest import digest, sample, samples_equal
 from deadpool_run.worker.state.process_settings import ProcessSettings
 from deadpool_run.worker.state.rng import put_rng, take_rng
+from deadpool_run.worker.state.script_hooks import ScriptHooks
 from deadpool_run.worker.state.state import Protected
 from deadpool_run.worker.variables.variables import Variables
 from deadpool_run.worker.verify.agreement import Agreement
@@ -79,6 +80,7 @@ class Snapshots:
         self.agreement = Agreement(self.protected)
         self.variables = Variables()
         self._settings = ProcessSettings()
+        self._hooks = ScriptHooks()
         self._buffers = BufferCopies()
         self._plan: CapturePlan | None = None
         self._copy_of: Version | None = None
@@ -152,6 +154,8 @@ class Snapshots:
         parts += ((f"protected {name}", parameter) for name, parameter in protected.parameters().items())
         others = [tracked.tensor for tracked in live_tensors(protected).values()]
         self.variables.begin((*roots, *optimizers, *protected.objects.values()), parts, others)
+        parts += ((f"the optimizer {state.name}", state.optimizer) for state in protected.optimizers.values())
+        self._hooks.begin(parts, self.variables.own_modules())
 
     def note_optimizer(self, optimizer: Optimizer) -> None:
         """Note that an optimizer is about to update, and so to use up the gradients of its parameters."""
@@ -340,6 +344,11 @@ class Snapshots:
             self.values["rng"] = take_rng()
             self.values["settings"] = self._settings.take()
             self.values["variables"] = self.variables.take()
+            self.values["hooks"] = hooks = self._hooks.take()
+            for name in hooks:
+                self.variables.report_unkept(
+                    script_hooks.shown(name), "it was registered or removed after the loop began"
+                )
             self.values["keeps"] = {
                 "gradients": any(parameter.grad is not None for parameter in parameters),
                 "unequal": sorted(self.agreement.unequal),
@@ -374,8 +383,9 @@ class Snapshots:
 
     def _put_rest(self, values: dict[str, Any]) -> None:
         """Set what `Protected.put` leaves: gradients, and what is known of the script."""
-        self._settings.put(values.get("settings", {}))  # a checkpoint of an earlier version has neither
+        self._settings.put(values.get("settings", {}))  # a checkpoint of an earlier version has none of these
         self.variables.put(values.get("variables", {}))
+        self._hooks.put(values.get("hooks", {}), self.variables.refuse)
         keeps = values["keeps"]
         self.agreement.unequal.update(keeps["unequal"])
         self._writes_before_update |= keeps["early"]

@@ -128,10 +128,9 @@ class Variables:
                 found[scope.name] = changed
         if replaced := self._scopes.children.take():
             found[_REPLACED] = replaced
-            for path in {(_REPLACED, path) for path in replaced} - self._reported:
-                self._reported.add(path)
-                self.too_large[f"the module {shown(path[1])}"] = (
-                    "it was put in place of another one, and not created in set-up"
+            for path in replaced:
+                self.report_unkept(
+                    f"the module {shown(path)}", "it was put in place of another one, and not created in set-up"
                 )
         large: list[Tensor] = []
 
@@ -140,6 +139,16 @@ class Variables:
             return len(large) - 1
 
         return {"of the script": encoded(found, numbered), "large": large}
+
+    def report_unkept(self, what: str, why: str) -> None:
+        """Have the caller of `too_large` report this once."""
+        if (_REPLACED, what) not in self._reported:
+            self._reported.add((_REPLACED, what))
+            self.too_large[what] = why
+
+    def own_modules(self) -> frozenset[str]:
+        """Return the names of the script's Python modules, as the loop began."""
+        return frozenset() if self._scopes is None else self._scopes.modules
 
     def put(self, taken: Mapping[str, Any]) -> None:
         """Set the variables to what `take` returned, here or in another process of the rank."""
