@@ -108,6 +108,8 @@ def _advance(decision: Decision) -> None:
         relocation.advance(decision)
     if state.phase in (JobPhase.UNPROTECTED, JobPhase.RUNNING) and _every_rank_is_through(state):
         shutdown.release(decision)
+    if state.phase is JobPhase.REPAIRING:
+        relocation.reopen(decision)
     spare_pool.heal(decision)
     spare_pool.prepare(decision)
     buddies.update(decision)

@@ -249,6 +249,13 @@ def give_up(decision: Decision, why: str) -> None:
         decision.effects += [do.LimitSteps(member.worker, state.epoch, None) for member in running]
 
 
+def reopen(decision: Decision) -> None:
+    """Use drained nodes again during a repair, if a rank has no other place: its spare was lost as it moved."""
+    state = decision.state
+    if state.closed != state.released and spare_pool.is_exhausted(decision.settings, state):
+        give_up(decision, "no other node has a place for its ranks")
+
+
 def next_deadline(settings: Settings, state: State) -> float | None:
     """Return the time at which the drain ends if its ranks have not moved."""
     if state.relocation is None or state.phase is not JobPhase.RUNNING:
