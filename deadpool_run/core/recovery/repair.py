@@ -333,7 +333,7 @@ def replaced(decision: Decision, rank: Rank, member: Member) -> None:
     from_spare = member.ready_at is not None and member.ready_at <= repair.lost_at[rank]
     losses[index] = replace(losses[index], replacement=member.worker, from_spare=from_spare)
     repair.losses = tuple(losses)
-    reason = "a spare was ready" if from_spare else "no spare was ready, so that it was started for the rank"
+    reason = "a spare was ready" if from_spare else "no spare was ready, so it was started for the rank"
     decision.announce(f"worker {member.worker} takes rank {rank}", reason, detail=True)
 
 
