@@ -161,7 +161,7 @@ def begin_epoch(decision: Decision, reason: str, what: str = "repairing") -> Non
     decision.repair.retry_at = None
     gone = ", ".join(str(seat.rank) for seat in decision.state.seats if seat.done)
     if gone:
-        why = f"{reason}, and rank {gone} had left the job already, so the job cannot go on"
+        why = f"{reason}, and rank {gone} had left the job already, so the job cannot continue"
         shutdown.stop(decision, 1, why)
         return
     if decision.repair.attempts > blame.MAX_ATTEMPTS:
@@ -347,7 +347,7 @@ def _choose_version(decision: Decision) -> None:
     repair.drained_at = decision.now
     if resume is None:
         lost = holders.describe_loss(state)
-        why = f"{lost}no version is held by every rank, so the job cannot go on: {holders.describe(state.seats)}"
+        why = f"{lost}no version is held by every rank, so the job cannot continue: {holders.describe(state.seats)}"
         if decision.settings.durable:
             restart.end(decision, "starting the world again from the newest durable checkpoint", why)
         else:
