@@ -30,7 +30,7 @@ def left_by(cluster, tmp_path):
         assert job.wait_exit() == code, job.told()
         job.check_nothing_left()
         told = set(os.read(fds[0], 1000).split()) if select.select(fds[:1], [], [], 0)[0] else set()
-        return told, [line for line in job.stderr.splitlines() if "left behind" in line]
+        return told, [line for line in job.stderr.splitlines() if "(--shutdown-timeout)" in line]
 
     yield run
     for fd in fds:
