@@ -14,7 +14,7 @@ from deadpool_run.errors import UsageError
 _GPUS = "proc/driver/nvidia/gpus"
 _CPUS = "sys/devices/system/cpu"
 _NODES = "sys/devices/system/node"
-_ADVICE = "leave --numa-binding out, or have the script bind itself"
+_ADVICE = "remove --numa-binding, or bind CPUs in the script"
 
 
 class BindingMode(StrEnum):

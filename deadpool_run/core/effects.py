@@ -43,7 +43,7 @@ class AssignRank(_ToWorker):
 
 
 class PrepareSpare(_ToWorker):
-    """Have a parked spare rehearse as this rank ahead of need, then report `SparePrepared`.
+    """Let a parked spare rehearse as this rank during training, then report `SparePrepared`.
 
     `transcript_from` is the rank's node, where the spare's own node has no ranks; else None.
     """
@@ -55,7 +55,7 @@ class PrepareSpare(_ToWorker):
 
 
 class AbortStep(_ToWorker):
-    """Abort the member's collectives, and have it drain towards this epoch."""
+    """Abort the member's collectives, and let it drain towards this epoch."""
 
     epoch: Epoch
 
@@ -84,7 +84,7 @@ class SetBuddies(Tagged):
 
 
 class ReportReplicas(Tagged):
-    """Report what the node holds of a rank whose own node is lost."""
+    """Report the node's transcript and versions of a rank whose own node is lost."""
 
     node: NodeId
     rank: Rank
@@ -99,7 +99,7 @@ class DiscardAbove(Tagged):
 
 
 class ReleaseNode(Tagged):
-    """Let a drained node leave the job: it has no rank, and no copy that is needed."""
+    """Let a drained node leave the job: it has no rank, and no needed copy."""
 
     node: NodeId
 
@@ -117,7 +117,7 @@ class SetCaptureInterval(_ToWorker):
 
 
 class LimitSteps(_ToWorker):
-    """Begin no step after this version, or after the first one that can still be the last; None: no limit any more.
+    """Begin no step after this version, or after the first later version that is possible. None removes the limit.
 
     A newer epoch ends the limit too.
     """
@@ -127,15 +127,15 @@ class LimitSteps(_ToWorker):
 
 
 class ReleaseWorker(_ToWorker):
-    """Let the worker leave its step loop, since every rank's last snapshot is committed."""
+    """Let the worker leave its step loop, because every rank's last snapshot is committed."""
 
 
 class DismissWorker(_ToWorker):
-    """Have a parked spare exit with code 0."""
+    """Let a parked spare exit with code 0."""
 
 
 class AbandonWorker(_ToWorker):
-    """Report the end of a killed worker that does not end, and wait for it no longer."""
+    """Report a killed worker that does not end as ended, and stop waiting for it."""
 
 
 class KillWorker(_ToWorker):
@@ -153,7 +153,7 @@ class KillAgent(Tagged):
 
 
 class TerminateWorker(_ToWorker):
-    """End the worker's process group: the signal (SIGTERM unless a user's own is passed on), then SIGKILL."""
+    """End the worker's process group with this signal (SIGTERM, or a user's signal that is passed on), then SIGKILL."""
 
     signal: int
     grace_s: float

@@ -89,7 +89,7 @@ class NodeResynced(Tagged):
 
 
 class SnapshotCommitted(Tagged):
-    """Every rank's snapshot and transcript are on as many other nodes as they should be.
+    """Every rank's snapshot and transcript are on all buddies of the rank.
 
     Reported once in a generation, and once after each loss of a node.
     """
@@ -115,7 +115,7 @@ class CopyRefused(Tagged):
 
 
 class RefusedCopyTaken(Tagged):
-    """The node has taken a copy of this rank, which it had refused."""
+    """The node has accepted a copy of this rank that it had refused before."""
 
     node: NodeId
     rank: Rank
@@ -135,7 +135,7 @@ class WorkerStarted(_OfWorker):
 
 
 class WorkerReady(_OfWorker):
-    """The worker has imported what it needs and is parked: it can be given a rank at once."""
+    """The worker has completed its imports and is parked: it can take a rank at once."""
 
 
 class SparePrepared(_OfWorker):
@@ -143,7 +143,7 @@ class SparePrepared(_OfWorker):
 
 
 class PrepareFailed(_OfWorker):
-    """The spare could not rehearse the script ahead of need, and ends."""
+    """The spare could not rehearse the script before it had a rank, and ends."""
 
     message: str
 
@@ -182,7 +182,7 @@ class WorkerRaised(_OfWorker):
 
 
 class JobRefused(_OfWorker):
-    """The library in this worker cannot keep the weights exact, or cannot work with this script: the job is to end."""
+    """The library in this worker cannot keep the weights exact, or cannot work with this script: the job must end."""
 
     message: str
     exit_code: int
@@ -216,7 +216,7 @@ class SurvivorDrained(_OfWorkerInEpoch):
 
 
 class DrainFailed(_OfWorkerInEpoch):
-    """The worker's script raised while its step was drained. Its objects may be half-way, so it cannot go on.
+    """The worker's script raised while its step was drained. Its objects may be inconsistent, so it cannot continue.
 
     `again`: it can run its script again from the top, and waits for that order.
     """
@@ -232,7 +232,7 @@ class DrainFailed(_OfWorkerInEpoch):
 
 
 class RunUnwound(_OfWorker):
-    """The worker has left the run of its script that could not be drained, and runs it again, as a replacement.
+    """The worker has left a run of its script that could not be drained. It runs the script again, as a replacement.
 
     `captured` are the versions in its slots, `completed` is the number of steps it had completed. Valid in every epoch,
     since nothing is captured before the rank is restored.
@@ -279,7 +279,7 @@ class CaptureSkipped(_OfWorker):
 
 
 class StepsLimited(_OfWorkerInEpoch):
-    """The worker begins no step after this version. Answers `LimitSteps`, and comes again when the version is reached.
+    """The worker begins no step after this version. Answers `LimitSteps`, and is repeated when the version is reached.
 
     Then the worker waits, and `captured` tells whether one of its slots holds the version.
     """
@@ -296,7 +296,7 @@ class LoopFinished(_OfWorker):
 
 
 class WorkerHung(_OfWorker):
-    """The worker makes no progress, although no other rank holds it up."""
+    """The worker makes no progress, although it waits for no other rank."""
 
     reason: str
 

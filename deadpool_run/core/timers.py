@@ -151,7 +151,7 @@ LIMITS: Mapping[MemberPhase, Limit] = {
     MemberPhase.RECALLED: _STUCK,
     MemberPhase.UNWINDING: Limit(
         _in_repair(lambda _settings: UNWIND_S),
-        _ended(f"its run of the script could not be left within {UNWIND_S:g} s: it is not in Python"),
+        _ended(f"it could not leave its run of the script within {UNWIND_S:g} s: it is not in Python code"),
     ),
     MemberPhase.RE_ENTERING: _STUCK,
     MemberPhase.REHEARSING: _STUCK,
@@ -227,12 +227,12 @@ def _begin_without_spares(decision: Decision) -> None:
 
 def _too_few_nodes(decision: Decision) -> None:
     settings = decision.settings
-    count = f"{len(decision.state.nodes)} of the {settings.nodes} nodes that the world needs are there"
+    count = f"{len(decision.state.nodes)} of the {settings.nodes} nodes that the world needs have joined"
     shutdown.stop(decision, 1, f"{count}, and no other came within {settings.join_timeout_s:g} s")
 
 
 def _no_place(decision: Decision) -> None:
     ranks = ", ".join(str(seat.rank) for seat in decision.state.vacant())
-    left = f"every worker of the {len(decision.state.nodes)} nodes that are left holds another"
+    left = f"every worker of the {len(decision.state.nodes)} remaining nodes holds another rank"
     waited = f"no other node came within {decision.settings.join_timeout_s:g} s"
     shutdown.stop(decision, 1, f"no place is left for rank {ranks}: {left}, and {waited}")

@@ -131,7 +131,7 @@ class StoreServer:
             if now < limit:
                 return
             del self._unknown[number]
-            self._refuse(sock, caller, f"its machine did not say within {self._answer_s:g} s whose it is")
+            self._refuse(sock, caller, f"its machine did not answer within {self._answer_s:g} s")
 
     def _timeout_s(self) -> float | None:
         limits = [limit for _, _, limit in list(self._unknown.values())[:1]]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from deadpool_run.vault.status_page import DeviceLibrary
 
 _PROMISES = {
-    DeviceLibrary.NCCL2: "after a loss, aborts wait for nobody",
+    DeviceLibrary.NCCL2: "after a loss, aborts wait for no other rank",
     DeviceLibrary.NCCL: "best effort: a rank whose abort is late is replaced too; torch 2.15 has nccl2",
     DeviceLibrary.OTHER: "a test's",
 }

@@ -1,6 +1,6 @@
-"""recipes/gpt as a torchrun user makes it survive a failure: a checkpoint after each step, loaded at the start.
+"""recipes/gpt as a torchrun user makes it fault-tolerant: a checkpoint after each step, loaded at the start.
 
-The model, the data and the step log are the recipe's own. DDP only: rank 0 writes for all.
+The model, the data and the step log are the recipe's. It uses DDP only, and rank 0 writes the checkpoints.
 """
 
 import sys
@@ -53,4 +53,4 @@ def main():
 
 if __name__ == "__main__":
     main()
-    dist.destroy_process_group()  # after main(): a model that outlives its group can hang in its destructor
+    dist.destroy_process_group()  # after main(): a model without its group can hang in its destructor

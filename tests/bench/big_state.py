@@ -1,11 +1,11 @@
-"""What a swap costs with big states: DDP, two ranks, one spare; its phases, and beside them a copy of the state.
+"""The cost of replacing a rank with a large state: DDP, two ranks, one spare. Its phases are compared with a copy of the state.
 
     python tests/bench/big_state.py [--mib 64 512 1024] [--kills 5] [--mode warm]
 
-Each kill is SIGKILL from outside; `swap` is the launcher's own account, from the loss to the first step that all ranks
-completed together. That step is the script's own work, so `without step` leaves it out. `copy` is one thread's copy of as many
-bytes as a rank's state has, into memory that was written before; it is measured before each kill, while the ranks train. The
-ratio is of `without step` to `copy`. The second table shows the parts of the rehearsal, as the script sees them.
+Each kill is SIGKILL from outside. `swap` is the launcher's measurement, from the loss to the first step that all ranks
+completed. That step is the script's work, so `without step` leaves it out. `copy` is the time of one thread to copy a rank's
+state into memory that was written before. It is measured before each kill, while the ranks train. The ratio is
+`without step` / `copy`. The second table shows the parts of the rehearsal, as the script sees them.
 """
 
 import argparse
@@ -27,7 +27,7 @@ PHASES = ("promoted", "drained", "rehearsed", "restored", "attached", "first_ste
 
 def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--mib", type=int, nargs="+", default=[64, 512, 1024], help="state of a rank")
+    parser.add_argument("--mib", type=int, nargs="+", default=[64, 512, 1024], help="state per rank, in MiB")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--kills", type=int, default=5, help="for each size")
     parser.add_argument("--mode", choices=("warm", "hot"), default="warm", help="of the spare")
@@ -51,7 +51,7 @@ def launch(home: Path, args: argparse.Namespace, mib: int) -> Run:
 
 
 def copy_s(mib: int) -> float:
-    """Return the time of one copy of so many bytes, from and into memory that was written before."""
+    """Return the time to copy `mib` MiB, from and into memory that was written before."""
     source, target = bytearray(b"\1") * (mib << 20), bytearray(b"\2") * (mib << 20)
     began = time.perf_counter()
     memoryview(target)[:] = source
@@ -59,7 +59,7 @@ def copy_s(mib: int) -> float:
 
 
 def rehearsal(path: Path, known: int) -> dict[str, tuple[float, float]]:
-    """Return the seconds and the CPU seconds of each part of the rehearsal whose marks begin at line `known`."""
+    """Return the time and CPU time, in seconds, of each part of the rehearsal that starts at line `known`."""
     marks = [line.split(",") for line in path.read_text().splitlines()[known:]]
     ends = [(int(wall), int(cpu)) for _, wall, cpu in marks]
     return {
@@ -69,7 +69,7 @@ def rehearsal(path: Path, known: int) -> dict[str, tuple[float, float]]:
 
 
 def phases_of(incident: dict[str, Any]) -> dict[str, float]:
-    """Return the seconds of each phase from the end of the one before, and the sum of all."""
+    """Return the time of each phase, in seconds, and the sum of all."""
     ends = [incident[f"{name}_s"] for name in PHASES]
     found = {name: end - max([0.0, *ends[:i]]) for i, (name, end) in enumerate(zip(PHASES, ends, strict=True))}
     total = max(ends)
@@ -110,7 +110,7 @@ def middle(found: list[dict[str, float]]) -> dict[str, float]:
 
 
 def middle_pairs(found: list[dict[str, tuple[float, float]]]) -> dict[str, list[float]]:
-    """Return the median times, wall and CPU, of each part; nothing without a rehearsal."""
+    """Return the median wall time and CPU time of each part. Empty without a rehearsal."""
     names = found[0] if found else {}
     return {name: [round(median(each[name][k] for each in found), 4) for k in range(2)] for name in names}
 

@@ -1,7 +1,7 @@
-"""What `big_state.py` trains: DDP on linear layers whose weights and optimizer state have the given size.
+"""The script of `big_state.py`: DDP on linear layers. Their weights and optimizer state have the given size.
 
-A replacement appends one line for each part of its rehearsal to a file in the step log's folder: the part that ended, when, and
-its CPU time until then.
+A replacement appends a line for each part of its rehearsal to a file in the step log's folder: the part, the time of its
+end, and the CPU time until then.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 import deadpool_run as deadpool
 
 WIDTH = 2048
-STATE_BYTES = 3 * 4 * WIDTH * WIDTH  # of one layer: weight, and both of AdamW's averages
+STATE_BYTES = 3 * 4 * WIDTH * WIDTH  # of one layer: the weight and both averages of AdamW
 
 
 def now() -> str:
@@ -26,7 +26,7 @@ def now() -> str:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--step-log", type=Path, required=True)
-    parser.add_argument("--mib", type=int, required=True, help="state of a rank")
+    parser.add_argument("--mib", type=int, required=True, help="state per rank, in MiB")
     args = parser.parse_args()
     began = now()
     job = deadpool.init()

@@ -1,9 +1,9 @@
-"""What a snapshot costs: the bandwidth of a capture, and the microseconds that it takes from the main thread.
+"""The cost of a snapshot: the bandwidth of a capture, and the time of the main thread that it takes, in microseconds.
 
     python tests/bench/capture.py [MEBIBYTES]
 
-Prints one line for each measurement. `begin` and `wait` are those of a step whose capture ended before its next
-optimizer step, which is what training sees. Numbers of a shared machine are only hints: run it alone.
+Prints one line for each measurement. `begin` and `wait` are the times in a step whose capture ends before the next
+optimizer step: that is the usual case. On a shared machine numbers are only hints, so run it alone.
 """
 
 import statistics
@@ -19,7 +19,7 @@ from deadpool_run.vault.status_page import StatusPage, create_status_page
 from deadpool_run.worker.snapshot.snapshot import Snapshots
 
 ROUNDS = 200
-LAYERS = 100  # a weight and a bias each: 200 parameters, 800 tensors with AdamW's state
+LAYERS = 100  # each with a weight and a bias: 200 parameters, 800 tensors with AdamW's state
 
 
 def snapshots_of(model, optimizer, *extra):
@@ -47,8 +47,8 @@ def trained(model):
 
 
 def bandwidth(mebibytes):
-    """Captures of one large model, one after the other: bytes of a snapshot over the copy thread's time."""
-    width = int((mebibytes * 2**20 / 4 / 3 / 4) ** 0.5)  # 4 layers, of which AdamW keeps 3 tensors each
+    """Capture a large model several times. The bandwidth is the snapshot's bytes per time of the copy thread."""
+    width = int((mebibytes * 2**20 / 4 / 3 / 4) ** 0.5)  # 4 layers, each with 3 tensors under AdamW
     model = nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(4)))
     made, status_page = snapshots_of(model, trained(model))
     rates = []
@@ -56,12 +56,12 @@ def bandwidth(mebibytes):
         made.capture_now(Version(version))
         rates.append(3 * 4 * width * width * 4 / status_page.rank_entries[0].capture_ns)
     made.close()
-    # The first two make the slots' memory.
+    # The first two captures allocate the slots.
     print(f"capture     {statistics.median(rates[2:]):6.2f} GB/s of {mebibytes} MiB (first: {rates[0]:.2f} GB/s)")
 
 
 def main_thread(label, model, *, schedule=False):
-    """What begin() and wait() take from the main thread."""
+    """Measure the time of begin() and wait() in the main thread."""
     optimizer = trained(model)
     extra = [torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 1000)] if schedule else []
     made, status_page = snapshots_of(model, optimizer, *extra)
@@ -70,7 +70,7 @@ def main_thread(label, model, *, schedule=False):
         start = time.perf_counter_ns()
         made.begin(Version(version))
         begins.append(time.perf_counter_ns() - start)
-        while status_page.rank_entries[0].slots[version % 2] != version:  # the forward and backward of this benchmark
+        while status_page.rank_entries[0].slots[version % 2] != version:  # in place of forward and backward
             time.sleep(0)
         captures.append(status_page.rank_entries[0].capture_ns)
         start = time.perf_counter_ns()
@@ -78,7 +78,7 @@ def main_thread(label, model, *, schedule=False):
         waits.append(time.perf_counter_ns() - start)
     made.close()
     begin, wait, capture = (statistics.median(times[10:]) / 1000 for times in (begins, waits, captures))
-    print(f"{label:40} begin {begin:7.0f} us   wait {wait:5.1f} us   capture (beside) {capture:7.0f} us")
+    print(f"{label:40} begin {begin:7.0f} us   wait {wait:5.1f} us   capture (parallel) {capture:7.0f} us")
 
 
 def layers(width, *, norm):

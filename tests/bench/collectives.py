@@ -1,8 +1,8 @@
-"""What deadpool groups cost: microseconds per collective against plain Gloo, same processes, same machine, in turn.
+"""The cost of deadpool groups: microseconds per collective, compared with plain Gloo in turns in the same processes.
 
     python tests/bench/collectives.py [--size 2] [--count 2000]
 
-`issue` is the time until the call returns its work, `wait` the time from there to the outputs; medians of rank 0.
+`issue` is the time until the call returns its work, `wait` the time from then until the outputs. Both are medians of rank 0.
 """
 
 import argparse
@@ -25,14 +25,14 @@ TIMEOUT = timedelta(seconds=60)
 
 
 class Waited:
-    """A work of what has been waited for already."""
+    """A work that has completed already."""
 
     def wait(self):
         return True
 
 
 def cases(rank, size):
-    """What is measured, by name. A function returns the work to wait for."""
+    """Return the measured functions by name. Each returns the work to wait for."""
     small, large = torch.ones(1), torch.ones(1 << 16)
     out = torch.empty(size * 1024)
     part, parts = torch.ones(1024), torch.ones(size * 1024)
@@ -77,7 +77,7 @@ def cases(rank, size):
 
 
 def measure(function, count):
-    """Median seconds of issue and wait."""
+    """Return the median times of issue and wait, in seconds."""
     issued, waited = [], []
     for _ in range(count):
         start = time.perf_counter_ns()

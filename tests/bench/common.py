@@ -1,7 +1,7 @@
-"""What the benchmarks share: starting a run of recipes/gpt, watching its steps from outside, and telling results.
+"""Common parts of benchmarks: they start a run of recipes/gpt, watch its steps from outside, and print results.
 
-A run's script appends one line (step, CLOCK_MONOTONIC nanoseconds, pid) for each completed step of each rank with a
-single `write`; everything that is timed is read from these lines, so that both launchers are measured by one ruler.
+For each completed step of a rank, the script appends one line (step, CLOCK_MONOTONIC nanoseconds, pid) with a single
+`write`. All times are computed from these lines, so both launchers are measured in the same way.
 """
 
 import json
@@ -27,7 +27,7 @@ POLL_S = 0.002
 
 
 class BenchError(Exception):
-    """A run did not do what was to be measured."""
+    """A run cannot be measured."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Stamp:
 
 
 class StepLog:
-    """One rank's completed steps, read on as they come."""
+    """The completed steps of one rank, read from its growing log."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -48,7 +48,7 @@ class StepLog:
         self._offset = 0
 
     def read(self) -> list[Stamp]:
-        """Return all stamps so far; a line that is still being written is left for the next time."""
+        """Return all stamps so far. An incomplete last line is read at the next call."""
         try:
             with self.path.open("rb") as file:
                 file.seek(self._offset)
@@ -62,13 +62,13 @@ class StepLog:
 
 
 def _user_environment() -> dict[str, str]:
-    """Return ours but for what a build machine sets: without compiled files either launcher compiles itself each time."""
+    """Return the environment without a build machine's settings, which make Python compile the launchers at each start."""
     return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
 
 @dataclass
 class Run:
-    """One run of a script under a launcher, as a context manager that leaves no process behind."""
+    """One run of a script under a launcher. As a context manager, it ends all processes."""
 
     home: Path
     ranks: int
@@ -100,11 +100,11 @@ class Run:
                 continue
 
     def output(self, lines: int = 30) -> str:
-        """Return the end of what the launcher and its workers printed."""
+        """Return the last lines of the output of the launcher and its workers."""
         return "\n".join((self.home / "output").read_text(errors="replace").splitlines()[-lines:])
 
     def wait(self, what: str, condition: Callable[[], Any], bound_s: float, poll_s: float = POLL_S) -> Any:
-        """Return the condition's value once it is true. Raises BenchError if the run ends or `bound_s` passes before."""
+        """Wait for a true value of the condition, and return it. Raises BenchError after `bound_s`, or if the run ends."""
         deadline = time.monotonic() + bound_s
         while not (value := condition()):
             if self.process.poll() is not None:
@@ -117,7 +117,7 @@ class Run:
         return value
 
     def end(self, bound_s: float) -> None:
-        """Wait for a good end. Raises BenchError."""
+        """Wait for the end of the run. Raises BenchError unless it ends in time with exit code 0."""
         try:
             code = self.process.wait(bound_s)
         except subprocess.TimeoutExpired:
@@ -130,11 +130,11 @@ class Run:
         return min((log.read()[-1].step + 1 if log.read() else 0) for log in self.logs)
 
     def pid(self, rank: int) -> int:
-        """Return the process that completed the rank's last step."""
+        """Return the pid of the process that completed the rank's last step."""
         return self.logs[rank].read()[-1].pid
 
     def digests(self) -> list[str]:
-        """Return each rank's final digest."""
+        """Return the final digest of each rank."""
         return [(self.home / "digests" / f"rank{rank}").read_text().strip() for rank in range(self.ranks)]
 
     def startup_s(self) -> float:
@@ -143,11 +143,11 @@ class Run:
 
     @property
     def run_dir(self) -> Path:
-        """Where deadpool-run's control socket is."""
+        """The folder of deadpool-run's control socket."""
         return self.home / "run"
 
     def ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Return the launcher's answer over its control socket. Raises BenchError if it refuses."""
+        """Send a request to the launcher's control socket, and return the answer. Raises BenchError if it is refused."""
         with socket.socket(socket.AF_UNIX) as control, control.makefile("rw") as stream:
             control.settimeout(10)
             with control_address(self.run_dir) as address:
@@ -182,8 +182,8 @@ def deadpool(home: Path, ranks: int, spares: int, *script: object) -> Run:
 def torchrun(home: Path, ranks: int, *script: object, path: Path = GPT, max_restarts: int = 0) -> Run:
     """Return a run of `path` under torchrun.
 
-    The variable is what makes torchrun of torch 2.13 recover at all on one machine: without it the store that it shares
-    with the workers keeps the dead ranks' addresses.
+    Without the variable, torchrun of torch 2.13 cannot recover on one machine: the store that it shares with the workers
+    keeps the addresses of dead ranks.
     """
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", ranks]
     command += ["--max-restarts", max_restarts]
@@ -198,28 +198,28 @@ def _script(path: Path, home: Path, script: Sequence[object]) -> list[str]:
 
 @dataclass(frozen=True)
 class Recovery:
-    """One kill and what came of it. Times in seconds."""
+    """One kill and its recovery. Times are in seconds."""
 
     rank: int
     total_s: float
     step: int
     steps_repeated: int
-    """Steps that some rank had completed and had to complete again."""
+    """The number of steps that a rank completed twice."""
     survivors_kept: bool
-    """Whether every other rank is still the same process."""
+    """Whether all other ranks have kept their processes."""
 
 
 def kill_and_time(run: Run, rank: int, bound_s: float) -> Recovery:
-    """SIGKILL the rank's process; return how long it took until every rank had completed the same step again.
+    """Kill the rank's process, and measure the time until every rank has completed the same step again.
 
-    That step is the first one that the rank's new process completed; survivors cannot complete it without it.
+    It is the first step of the rank's new process. Survivors cannot complete it without this process.
     """
     before = [run.pid(other) for other in range(run.ranks)]
     killed_ns = time.monotonic_ns()
     os.kill(before[rank], signal.SIGKILL)
     run.wait(f"rank {rank} was replaced", lambda: run.logs[rank].read()[-1].pid != before[rank], bound_s)
     first = next(stamp for stamp in run.logs[rank].stamps if stamp.ns > killed_ns and stamp.pid != before[rank])
-    run.wait(f"all ranks had gone on from step {first.step}", lambda: run.completed() > first.step, bound_s)
+    run.wait(f"all ranks had completed step {first.step}", lambda: run.completed() > first.step, bound_s)
     last = [_last(log, first.step) for log in run.logs]
     repeated = max(
         sum(stamp.step >= first.step and stamp.ns < end for stamp in log.stamps)
@@ -234,7 +234,7 @@ def _last(log: StepLog, step: int) -> int:
 
 
 def machine() -> dict[str, Any]:
-    """Return the facts without which a time means nothing."""
+    """Return the properties of the machine that times depend on."""
     model = platform.processor() or platform.machine()
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):
@@ -253,20 +253,20 @@ def machine() -> dict[str, Any]:
 
 
 def header(title: str, parameters: dict[str, Any]) -> None:
-    """Print what is measured, where and with what."""
+    """Print the title, the machine and the parameters."""
     print(f"# {title}")
     print("machine:    " + ", ".join(f"{name} {value}" for name, value in machine().items()))
     print("parameters: " + ", ".join(f"{name} {value}" for name, value in parameters.items()), flush=True)
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """Return the smallest value that at least this share of the values does not exceed."""
+    """Return the quantile: the smallest value that is not less than this share of the values."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, max(0, -(-int(share * 1000) * len(ordered) // 1000) - 1))]
 
 
 def table(rows: Sequence[Sequence[object]]) -> None:
-    """Print rows in columns; the first row is the heading, the first column is text."""
+    """Print rows as a table. The first row is the heading, the first column is text."""
     rank_entries = [[str(rank_entry) for rank_entry in row] for row in rows]
     widths = [max(len(row[column]) for row in rank_entries) for column in range(len(rank_entries[0]))]
     for number, row in enumerate(rank_entries):
@@ -278,5 +278,5 @@ def table(rows: Sequence[Sequence[object]]) -> None:
 
 
 def result(name: str, values: dict[str, Any]) -> None:
-    """Print the machine-readable line, the last of a benchmark."""
+    """Print the last line of a benchmark, which is machine-readable."""
     print(json.dumps({"benchmark": name, "machine": machine(), **values}), flush=True)

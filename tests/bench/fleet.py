@@ -1,4 +1,4 @@
-"""One launcher on several hosts, each a network namespace: started, killed host by host, watched from outside."""
+"""A launcher on several hosts, which are network namespaces. The benchmark kills hosts and watches from outside."""
 
 import contextlib
 import json
@@ -28,12 +28,12 @@ _CHUNK_BYTES = 1 << 20
 _PIECE_BYTES = 64 << 20
 
 Command = Callable[[int, str], Sequence[object]]
-"""From a host's number and the endpoint to the words of its launcher."""
+"""Returns the launcher's command line for a host's number and the endpoint."""
 
 
 @dataclass
 class Agent:
-    """A host's launcher, and all that it starts."""
+    """A host's launcher, and all its descendants."""
 
     process: subprocess.Popen[bytes]
     mark: str
@@ -42,7 +42,7 @@ class Agent:
 
 @dataclass
 class Fleet:
-    """A launcher on each host, as a context manager that leaves no process behind."""
+    """A launcher on each host. As a context manager, it ends all processes."""
 
     home: Path
     hosts: Hosts
@@ -66,7 +66,7 @@ class Fleet:
             self.kill(host)
 
     def start(self, host: int, endpoint: str) -> None:
-        """Start the launcher on a host, again if it was there before."""
+        """Start the launcher on a host, for the first time or again."""
         mark = uuid.uuid4().hex
         log = self.home / "logs" / f"host{host}.{mark[:6]}"
         words = ["ip", "netns", "exec", self.hosts.names[host], *map(str, self.command(host, endpoint))]
@@ -81,7 +81,7 @@ class Fleet:
         self.agents[host] = Agent(process, mark, log)
 
     def kill(self, host: int) -> int:
-        """End all of a host's processes, as a power cut would; return the time just before."""
+        """Kill all of a host's processes, as a power cut would. Return the time just before."""
         agent = self.agents.pop(host)
         pids = sorted(marked(agent.mark), key=lambda pid: pid != agent.process.pid)
         began_ns = time.monotonic_ns()
@@ -93,23 +93,23 @@ class Fleet:
         return began_ns
 
     def host_of(self, pid: int) -> int:
-        """Return the host that a process is on. Raises BenchError."""
+        """Return the host of a process. Raises BenchError."""
         for host, agent in self.agents.items():
             if pid in marked(agent.mark):
                 return host
         raise BenchError(f"process {pid} is on no host")
 
     def wait(self, what: str, condition: Callable[[], Any], bound_s: float, poll_s: float = POLL_S) -> Any:
-        """Return the condition's value once it is true. Raises BenchError if all agents end or `bound_s` passes before."""
+        """Wait for a true value of the condition, and return it. Raises BenchError after `bound_s`, or if all agents end."""
         deadline = time.monotonic() + bound_s
         while not (value := condition()):
             if time.monotonic() > deadline or all(a.process.poll() is not None for a in self.agents.values()):
-                raise BenchError(f"no end of waiting until {what}, within {bound_s:.0f} s\n{self.told()}")
+                raise BenchError(f"waited {bound_s:.0f} s until {what}\n{self.told()}")
             time.sleep(poll_s)
         return value
 
     def told(self) -> str:
-        """Return the end of what every launcher printed."""
+        """Return the last output of every launcher."""
         return "\n".join(
             f"--- host {host}\n" + "\n".join(agent.log.read_text(errors="replace").splitlines()[-20:])
             for host, agent in self.agents.items()
@@ -123,15 +123,15 @@ class Fleet:
         """Return the rank's last completed step."""
         return self.logs[rank].read()[-1]
 
-    # --- of deadpool-run alone -----------------------------------------------------------------------------------
+    # --- only for deadpool-run -----------------------------------------------------------------------------------
 
     @property
     def run_dir(self) -> Path:
-        """Where the control sockets are."""
+        """The folder of the control sockets."""
         return self.home / "run"
 
     def status(self) -> dict[str, Any]:
-        """Return the status, from any living agent; empty while there is none. It is the same from all of them."""
+        """Return the status, which is the same from every agent. Empty while no agent lives."""
         for path in (self.run_dir, *self.run_dir.glob("node-*")):
             with contextlib.suppress(OSError, ValueError):
                 if "error" not in (answer := _ask(path)):
@@ -139,7 +139,7 @@ class Fleet:
         return {}
 
     def incidents(self) -> Iterator[dict[str, Any]]:
-        """Yield the repairs that any coordinator reported. Their times count from when the first loss was known."""
+        """Yield the repairs that coordinators reported. Their times count from the first known loss."""
         for path in self.run_dir.rglob("journal.jsonl"):
             for line in path.read_text(encoding="utf-8").splitlines()[1:]:
                 if "ReportIncident" not in line or not line.endswith("}"):
@@ -164,7 +164,7 @@ def _ask(run_dir: Path) -> dict[str, Any]:
 
 
 def link_bytes_per_s(hosts: Hosts, nbytes: int) -> float:
-    """Return what a plain loop of sendfile and recv_into moves from one host to another, over one connection."""
+    """Return the bandwidth of a plain loop of sendfile and recv_into between two hosts, over one connection."""
     listening, took = threading.Event(), []
 
     def receive() -> None:

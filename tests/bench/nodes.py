@@ -1,18 +1,22 @@
-"""How long the world stands still when a machine is lost: deadpool-run with a node in reserve, and torchrun --nnodes=2:3.
+"""The interruption of training when a machine is lost: deadpool-run with a spare machine, and torchrun --nnodes=2:3.
 
     python tests/bench/nodes.py [--losses 10] [--torchrun-losses 5] [--spare-mode warm] [--mib 512] [--quick]
 
-Three network namespaces are the machines; two of them hold ranks. A machine's power goes (SIGKILL of all that it runs: its
-connections are closed, which proves nothing), its agent alone (its fork server tells the others), or its link (every packet is
-dropped). Power and link are found by silence, after --node-timeout. The time runs from
-just before that to the end of the first step that every rank has completed afterwards. Then a fresh agent is started on the
-lost machine, which becomes the next one in reserve. Any machine with ranks may be hit, also the one that leads; torchrun's
-first one never is, since its loss ends the job there. With --spare-mode hot it is the machine whose rank the one in reserve has
-rehearsed. torchrun's script writes a checkpoint after every step.
+Three network namespaces are the machines, and two of them have ranks. A machine is lost in one of three ways:
 
-Before that, four ranks on two machines train without a loss. A snapshot's commit latency runs from the last rank's end of the step
-until `status`, asked every 50 ms, shows the version as committed. With --mib the model is linear layers under DDP, with so much
-state in each rank; torchrun is left out.
+* power: SIGKILL of all its processes. Its connections close, but that does not prove its end.
+* agent: SIGKILL of its agent only. Its fork server tells the others.
+* link: every packet is dropped.
+
+A loss of power or link is found by silence, after --node-timeout. The measured time starts just before the loss and ends
+with the first step that every rank has completed after it. Then an agent is started on the lost machine, which becomes the
+next spare machine. Every machine with ranks can be lost, also the leader's. Only torchrun's first machine is never lost,
+since that ends the job. With --spare-mode hot, the lost machine is the one whose rank the spare machine has rehearsed.
+torchrun's script writes a checkpoint after every step.
+
+Before the losses, four ranks on two machines train without a loss. The commit latency of a snapshot is the time from the end of
+the last rank's step until `status`, polled every 50 ms, shows the version as committed. With --mib the model is linear
+layers under DDP with a state of that size in each rank, and torchrun is left out.
 """
 
 import argparse
@@ -45,23 +49,23 @@ LAYOUTS = ("ddp", "fsdp2", "hsdp")
 BIG_STATE = Path(__file__).resolve().parent / "big_state_train.py"
 MIB = 1 << 20
 SNAPSHOTS, QUICK_SNAPSHOTS = 30, 6
-"""So many are counted, since nodes say what they have sent only now and then."""
+"""The number of snapshots to count. It is large because nodes report their traffic only at intervals."""
 NEWS_S = 2.5
-"""Longer than nodes keep to themselves what they have sent and received."""
+"""Longer than the interval of the nodes' traffic reports."""
 
 
 @dataclass(frozen=True)
 class Loss:
-    """One loss, as timed from outside, and what the launcher tells of it (nothing under torchrun). Times in seconds."""
+    """One loss, timed from outside, and the launcher's report of it (none under torchrun). Times are in seconds."""
 
     total_s: float
     detected_s: float = 0.0
     led: bool = False
-    """The lost machine was the one that decides."""
+    """Whether the lost machine was the leader."""
     parts: tuple[float, ...] = ()
-    """What each of `PARTS` added after the loss was known."""
+    """The time of each of `PARTS`, after the loss was known."""
     fetched_bytes: int = 0
-    """0: the machine in reserve held the copy itself."""
+    """0 if the spare machine held the copy itself."""
     fetched_s: float = 0.0
     exposed_s: float | None = None
     steps_repeated: int = 0
@@ -70,16 +74,16 @@ class Loss:
 
 def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--losses", type=int, default=10, help="of each kind, under deadpool-run")
-    parser.add_argument("--torchrun-losses", type=int, default=5, help="0: leave torchrun out")
+    parser.add_argument("--losses", type=int, default=10, help="losses of each kind under deadpool-run")
+    parser.add_argument("--torchrun-losses", type=int, default=5, help="losses under torchrun; 0 leaves it out")
     parser.add_argument("--node-timeout", type=float, default=5.0)
-    parser.add_argument("--size", default="small", help="of recipes/gpt; small is 38 MiB with its optimizer's state")
     parser.add_argument(
-        "--mib", type=int, default=0, help="state of a rank, with linear layers in place of recipes/gpt"
+        "--size", default="small", help="size of recipes/gpt; small has a state of 38 MiB, with the optimizer"
     )
+    parser.add_argument("--mib", type=int, default=0, help="state per rank, with linear layers in place of recipes/gpt")
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--spare-mode", choices=("warm", "hot"), default="warm", help="of the machine in reserve")
+    parser.add_argument("--spare-mode", choices=("warm", "hot"), default="warm", help="spare mode of the spare machine")
     parser.add_argument("--quick", action="store_true", help="2 losses of each kind, 1 under torchrun")
     args = parser.parse_args()
     if args.quick:
@@ -93,7 +97,7 @@ def options() -> argparse.Namespace:
 
 
 def deadpool(args: argparse.Namespace, home: Path, hosts: Hosts, nproc: int, *script: object, spares: int = 1) -> Fleet:
-    """Return a run of recipes/gpt, or of big states, under deadpool-run on all of the hosts, `spares` of them in reserve."""
+    """Return a run of recipes/gpt, or of a large state, under deadpool-run on all hosts. `spares` of them are spare."""
     gpt = ("--size", args.size, "--batch", args.batch, "--steps", FOREVER, *script, "--digest-dir", home / "digests")
     training = (BIG_STATE, "--mib", args.mib) if args.mib else (GPT, *gpt)
 
@@ -120,7 +124,7 @@ def deadpool(args: argparse.Namespace, home: Path, hosts: Hosts, nproc: int, *sc
 
 
 def is_calm(run: Fleet, since: int, *, hot: bool) -> bool:
-    """Whether all machines are there, one of them ready in reserve, and all copies made; `since` steps were done then."""
+    """Tell whether all machines have joined, a spare is ready, all copies exist, and 5 steps were completed after `since`."""
     status = run.status()
     return bool(
         status
@@ -133,11 +137,11 @@ def is_calm(run: Fleet, since: int, *, hot: bool) -> bool:
 
 
 def lose_one(run: Fleet, hosts: Hosts, kind: str, dice: random.Random) -> Loss:
-    """Take a machine away, have it replaced, and bring it back."""
+    """Lose a machine, wait for its replacement, and start it again."""
     before = run.status()
     reported = {incident["epoch"] for incident in run.incidents()}
     pids = [run.last(rank).pid for rank in range(RANKS)]
-    time.sleep(dice.uniform(0.0, 0.3))  # the random moment itself, not a wait for anything
+    time.sleep(dice.uniform(0.0, 0.3))  # the random time of the loss, not a wait
     rehearsed = [spare["prepared"] for spare in before["spares"] if spare["prepared"] is not None]
     rank = rehearsed[0] if rehearsed else dice.randrange(RANKS)
     host = run.host_of(pids[rank])
@@ -149,7 +153,7 @@ def lose_one(run: Fleet, hosts: Hosts, kind: str, dice: random.Random) -> Loss:
         run.agents[host].process.kill() if kind == "agent" else hosts.cut(host)
     run.wait(f"rank {rank} was replaced", lambda: run.last(rank).pid != pids[rank], BOUND_S)
     first = next(stamp for stamp in run.logs[rank].stamps if stamp.pid not in pids and stamp.ns > began_ns)
-    run.wait(f"all had gone on from step {first.step}", lambda: run.completed() > first.step, BOUND_S)
+    run.wait(f"all had completed step {first.step}", lambda: run.completed() > first.step, BOUND_S)
     ends = [max(stamp.ns for stamp in log.read() if stamp.step == first.step) for log in run.logs]
     total_s = (max(ends) - began_ns) / 1e9
     incident = run.wait(
@@ -157,7 +161,9 @@ def lose_one(run: Fleet, hosts: Hosts, kind: str, dice: random.Random) -> Loss:
     )[-1]
     run.wait("copies were complete", lambda: _covered(run), BOUND_S, STATUS_S)
     heard_from = time.monotonic() + NEWS_S
-    after = run.wait("all were heard of", lambda: time.monotonic() > heard_from and _covered(run), BOUND_S, STATUS_S)
+    after = run.wait(
+        "all machines had reported", lambda: time.monotonic() > heard_from and _covered(run), BOUND_S, STATUS_S
+    )
     fetched = _fetched(after, before, rank)
     if kind != "power":
         run.kill(host)
@@ -171,7 +177,7 @@ def lose_one(run: Fleet, hosts: Hosts, kind: str, dice: random.Random) -> Loss:
 
 
 def _covered(run: Fleet) -> dict[str, Any]:
-    """Return the status once nothing is missing but a machine in reserve, and its machines have been heard of since."""
+    """Return the status when only the spare machine is missing, and all machines have reported since then."""
     status = run.status()
     if not status or status["phase"] != "running" or status["exposed_ms"] is not None:
         return {}
@@ -179,7 +185,7 @@ def _covered(run: Fleet) -> dict[str, Any]:
 
 
 def _fetched(after: dict[str, Any], before: dict[str, Any], rank: int) -> tuple[int, float]:
-    """Return the bytes that the rank's replacement was brought, and in how many seconds; zeros if they lay there."""
+    """Return the bytes that the replacement fetched, and the time in seconds. Zeros if it had the copy."""
     known = {node["node"]: node["copies"] for node in before["nodes"]}
     home = next(node for node in after["nodes"] if rank in node["ranks"])
     now, then = home["copies"] or {}, known.get(home["node"]) or {}
@@ -189,7 +195,7 @@ def _fetched(after: dict[str, Any], before: dict[str, Any], rank: int) -> tuple[
 
 
 def _parts(incident: dict[str, Any]) -> tuple[float, ...]:
-    """Return what each part added, in the order of `PARTS`: they overlap."""
+    """Return the time that each part added, in the order of `PARTS`. Parts overlap."""
     reached, parts = 0.0, []
     for name in PARTS:
         parts.append(max(0.0, incident[f"{name}_s"] - reached))
@@ -205,7 +211,7 @@ def lose_often(args: argparse.Namespace, home: Path, hosts: Hosts, kind: str) ->
             run.wait("all was calm", lambda since=since: is_calm(run, since, hot=hot), BOUND_S, STATUS_S)
             found.append(lose_one(run, hosts, kind, dice))
             since = run.completed()
-            print(f"  {kind}: {1e3 * found[-1].total_s:.0f} ms{', it led' if found[-1].led else ''}", flush=True)
+            print(f"  {kind}: {1e3 * found[-1].total_s:.0f} ms{', the leader' if found[-1].led else ''}", flush=True)
     return found
 
 
@@ -213,7 +219,7 @@ def lose_often(args: argparse.Namespace, home: Path, hosts: Hosts, kind: str) ->
 
 
 def torchrun(args: argparse.Namespace, home: Path, hosts: Hosts) -> Fleet:
-    """Return the same training with a checkpoint a step, under torchrun --nnodes=2:3. It waits 5 s, not 30, for late comers."""
+    """Return the training with checkpoints under torchrun --nnodes=2:3, which waits 5 s, not 30 s, for more machines."""
 
     def command(host: int, endpoint: str) -> Sequence[object]:
         return (
@@ -236,7 +242,7 @@ def torchrun(args: argparse.Namespace, home: Path, hosts: Hosts) -> Fleet:
 
 
 def lose_under_torchrun(args: argparse.Namespace, home: Path, hosts: Hosts) -> list[Loss]:
-    """Return the losses until the last one that the job outlived."""
+    """Return the losses that the job survived."""
     dice, found = random.Random(args.seed), []
     with torchrun(args, home, hosts) as run:
         try:
@@ -245,12 +251,12 @@ def lose_under_torchrun(args: argparse.Namespace, home: Path, hosts: Hosts) -> l
                 found.append(_lose_under_torchrun(run, hosts, dice.choice((1, 2))))
                 print(f"  torchrun: {found[-1].total_s:.1f} s", flush=True)
         except BenchError as error:
-            print(f"  torchrun did not go on: {str(error).splitlines()[0]}", flush=True)
+            print(f"  torchrun did not recover: {str(error).splitlines()[0]}", flush=True)
     return found
 
 
 def _whole(run: Fleet) -> bool:
-    """Whether every host's process has completed one of the last steps."""
+    """Tell whether every host's process has completed one of the last steps."""
     if not all(log.read() for log in run.logs):
         return False
     homes = {host for host in run.agents for rank in range(HOSTS) if run.last(rank).pid in _pids(run, host)}
@@ -268,11 +274,11 @@ def _lose_under_torchrun(run: Fleet, hosts: Hosts, host: int) -> Loss:
     began_ns = run.kill(host)
 
     def first_steps() -> list[int]:
-        """Return when each rank of the smaller world first completed a step; a rank or two may come and go before."""
+        """Return the time when each rank of the smaller world first completed a step. Other ranks may exist for a while."""
         new = [[stamp.ns for stamp in log.read() if stamp.pid not in before] for log in run.logs[:RANKS]]
         return [each[0] for each in new] if all(new) else []
 
-    ends = run.wait("the others had gone on", first_steps, TORCHRUN_BOUND_S)
+    ends = run.wait("the others had completed a step", first_steps, TORCHRUN_BOUND_S)
     run.start(host, run.endpoint)
     return Loss((max(ends) - began_ns) / 1e9)
 
@@ -281,7 +287,7 @@ def _lose_under_torchrun(run: Fleet, hosts: Hosts, host: int) -> Loss:
 
 
 def snapshots(args: argparse.Namespace, home: Path) -> dict[str, dict[str, float]]:
-    """Return, of each layout of 4 ranks on 2 machines, the bytes that all send for a snapshot, and how soon it is committed."""
+    """Return, for each layout of 4 ranks on 2 machines, the bytes sent per snapshot and the commit latency."""
     found = {}
     for layout in LAYOUTS[:1] if args.mib else LAYOUTS:
         hosts = Hosts(2)
@@ -295,9 +301,9 @@ def snapshots(args: argparse.Namespace, home: Path) -> dict[str, dict[str, float
 
 
 def _commits(run: Fleet, count: int) -> dict[str, float]:
-    """Return figures of so many committed snapshots; captures that were skipped are none."""
+    """Return figures of `count` committed snapshots. Skipped captures do not count."""
     seen: dict[int, tuple[int, int]] = {}
-    """What was sent, and the time, when a version was first seen as committed."""
+    """For each version, the bytes sent and the time when it was first seen as committed."""
 
     def enough() -> bool:
         status = run.status()
@@ -315,7 +321,7 @@ def _commits(run: Fleet, count: int) -> dict[str, float]:
             ends[stamp.step + 1] = max(stamp.ns, ends.get(stamp.step + 1, 0))
     latencies = [
         (at - ends[version]) / 1e9 for version, (_, at) in [*seen.items()][1:]
-    ]  # the first is older than `seen`
+    ]  # the first was committed before `seen`
     steps = [later - earlier for earlier, later in pairwise(sorted(seen))]
     return {
         "sent_mib_per_snapshot": (last - first) / (len(seen) - 1) / MIB,
@@ -325,7 +331,7 @@ def _commits(run: Fleet, count: int) -> dict[str, float]:
     }
 
 
-# --- the account -----------------------------------------------------------------------------------------------------
+# --- results ---------------------------------------------------------------------------------------------------------
 
 
 def show(found: dict[str, list[Loss]], link: float) -> dict[str, Any]:
@@ -349,12 +355,12 @@ def show(found: dict[str, list[Loss]], link: float) -> dict[str, Any]:
 
 
 def _split(found: dict[str, list[Loss]]) -> dict[str, list[Loss]]:
-    """Return the losses by their kind, and of each kind those of the machine that led."""
+    """Return the losses by kind, and those of the leader's machine separately."""
     split = {}
     for name, losses in found.items():
         split[name] = losses
-        split[f"  {name}, it led"] = [each for each in losses if each.led]
-        split[f"  {name}, another led"] = [each for each in losses if each.parts and not each.led]
+        split[f"  {name}, of the leader"] = [each for each in losses if each.led]
+        split[f"  {name}, of another node"] = [each for each in losses if each.parts and not each.led]
     return {name: losses for name, losses in split.items() if losses}
 
 
@@ -378,8 +384,8 @@ def _show_transfer(found: dict[str, list[Loss]], link: float) -> dict[str, float
         values |= {"gb_per_s_p50": median(rates) / 1e9, "ms_p50": 1e3 * median(each.fetched_s for each in brought)}
         mib = median(each.fetched_bytes for each in brought) / MIB
         print(
-            f"state: {len(brought)} replacements were brought {mib:.0f} MiB each, in {values['ms_p50']:.0f} ms (p50, the "
-            f"connection included), {values['gb_per_s_p50']:.2f} GB/s; the others found them where they were"
+            f"state: {len(brought)} replacements fetched {mib:.0f} MiB each, in {values['ms_p50']:.0f} ms (p50, with the "
+            f"connection), {values['gb_per_s_p50']:.2f} GB/s; the others had a copy"
         )
     print(f"a plain loop of sendfile and recv_into between these namespaces: {values['link_gb_per_s']:.2f} GB/s")
     return values
@@ -426,8 +432,8 @@ def main() -> int:
         ]
         for layout, each in values["snapshots"].items()
     ]
-    titles = ["MiB sent per snapshot", "commit latency, ms, p50", "max", "steps from one to the next, p50"]
-    table([["4 ranks on 2 machines, all together", *titles], *rows])
+    titles = ["MiB sent per snapshot", "commit latency, ms, p50", "max", "steps between snapshots, p50"]
+    table([["4 ranks on 2 machines, sum of all ranks", *titles], *rows])
     result("nodes", {"parameters": vars(args), "results": values})
     return 0
 

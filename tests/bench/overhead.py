@@ -1,21 +1,20 @@
-"""What protection costs while nothing fails: step times and start-up, beside torchrun with plain Gloo.
+"""The cost of protection without failures: step times and start-up, compared with torchrun and plain Gloo.
 
     python tests/bench/overhead.py [--quick]
 
-The same recipes/gpt/train.py runs under both launchers; under torchrun `init()` gives plain groups and takes no snapshot,
-under deadpool-run every step is captured. Both jobs are alive at once and take turns of a few steps, A B A B ...: the
-workers of the one are stopped (SIGSTOP) while the other's run. So both meet the same machine, whatever else it does. Of a
-turn the time up to its first step's end is left out, since it is cut by the pause; what is captured behind a step is in the
-time of the next one. On a machine that is shared with others the times of steps still differ by a tenth and more, so a single
-run tells the ratio of step times to a percent or two. The CPU time of everything that a launcher started (agent, ranks,
-spares; all threads) per step and rank is told beside it. It swings less, and bounds what protection can cost where cores are
-not idle. Two sizes:
+The same recipes/gpt/train.py runs under both launchers. Under torchrun, `init()` makes plain groups and takes no snapshots.
+Under deadpool-run, every step is captured. Both jobs exist at the same time and take turns of a few steps, A B A B ...: the
+workers of one are stopped (SIGSTOP) while the other's run. So other load on the machine affects both. The first step of a
+turn is left out, since the pause interrupts it. The time of a capture after a step is part of the next step. On a shared
+machine, step times differ by 10 % and more, so one run gives the ratio of step times to within 1-2 %. The benchmark also
+prints the CPU time of all processes and threads of a launcher, per step and rank. It varies less, and is an upper bound
+for the cost of protection if cores are not idle. Two sizes:
 
-* heavy: 3.3 M parameters, 32 sequences of 128 bytes a rank: a step of a second or more on one core. A snapshot copies
-  12 bytes a parameter (weights and both moments); a step computes 6 floating-point operations a parameter and token.
-  With 4,096 tokens a rank and step, the number that a training step on an accelerator has at the least, the copy is a
-  fraction of a percent of the computing: what is left of it is the overhead.
-* tiny: 0.1 M parameters and 128 tokens: a step of milliseconds, in which the fixed cost of a step is seen at its worst.
+* heavy: 3.3 M parameters and 32 sequences of 128 bytes per rank, which is a step of a second or more on one core. A snapshot
+  copies 12 bytes per parameter (weights and both moments). A step computes 6 floating-point operations per parameter and
+  token. With 4,096 tokens per rank and step, the minimum of a training step on an accelerator, the copy is a fraction of a
+  percent of the computation.
+* tiny: 0.1 M parameters and 128 tokens, which is a step of milliseconds. It shows the fixed cost of a step at its worst.
 """
 
 import argparse
@@ -37,7 +36,7 @@ from common import BenchError, Run, deadpool, header, quantile, result, table, t
 
 LAUNCHERS = ("deadpool-run", "torchrun")
 SETTLE_STEPS = 4
-"""Steps at the start that are left out: buckets are rebuilt, the optimizer makes its state, the transcript is taken."""
+"""The first steps, which are left out: buckets are rebuilt, optimizers make state, the transcript is recorded."""
 FOREVER = 10**6
 BOUND_S = 600.0
 
@@ -49,38 +48,38 @@ class Load:
     size: str
     batch: int
     steps: int
-    """Of a turn."""
+    """Steps per turn."""
     turns: int
-    """Of a launcher in a round, in which both jobs are started anew."""
+    """Turns of a launcher per round. Each round starts both jobs again."""
 
 
 LOADS = {"heavy": Load("small", 32, 5, 8), "tiny": Load("tiny", 4, 100, 8)}
 
 
 class Side:
-    """One launcher's job, which runs in its turns alone."""
+    """The job of one launcher. It runs only in its turns."""
 
     def __init__(self, name: str, run: Run) -> None:
         self.name = name
         self.run = run
         self.turns: list[list[float]] = []
-        """Of each turn the times from step to step of its slowest rank, in seconds."""
+        """For each turn, the step times of the slowest rank, in seconds."""
         self.cpu: list[float] = []
-        """Of each turn the CPU time of all the launcher's processes, in seconds a step and rank."""
+        """For each turn, the CPU time of all the launcher's processes, in seconds per step and rank."""
         self.capture_interval: int | None = None
 
     def settle(self) -> None:
-        """Run until all is as it stays."""
+        """Run the first steps, which differ from later ones, and pause."""
         self.run.wait("the first steps", lambda: self.run.completed() >= SETTLE_STEPS, BOUND_S)
         self._signal(signal.SIGSTOP)
 
     def take(self, steps: int) -> None:
-        """Run for so many steps more."""
+        """Run for `steps` more steps."""
         before = self.run.completed()
         cpu_before, steps_before = self._cpu_s(), self._stamps()
         began_ns = time.monotonic_ns()
         self._signal(signal.SIGCONT)
-        # Looked at seldom, and under both launchers, so that looking costs neither more than the other.
+        # Poll seldom, and in the same way for both launchers, so that polling costs both the same.
         self.run.wait("the end of a turn", lambda: self.run.completed() >= before + steps, BOUND_S, poll_s=0.02)
         self._signal(signal.SIGSTOP)
         cpu_s = self._cpu_s() - cpu_before
@@ -92,15 +91,15 @@ class Side:
         self.turns.append(max(periods, key=median))
 
     def let_go(self) -> None:
-        """Let it be ended."""
+        """Continue the workers, so that the job can be ended."""
         self._signal(signal.SIGCONT)
 
     def _stamps(self) -> int:
-        """Return how many steps the ranks have completed, all together."""
+        """Return the number of completed steps, summed over the ranks."""
         return sum(len(log.read()) for log in self.run.logs)
 
     def _cpu_s(self) -> float:
-        """Return the CPU time so far of the launcher and all below it."""
+        """Return the CPU time so far of the launcher and its descendants."""
         launcher = psutil.Process(self.run.process.pid)
         times = [each.cpu_times() for each in (launcher, *launcher.children(recursive=True))]
         return sum(each.user + each.system for each in times)
@@ -113,19 +112,19 @@ class Side:
 
 @dataclass(frozen=True)
 class Round:
-    """What a round found of one launcher; times in seconds."""
+    """The results of one launcher in a round. Times are in seconds."""
 
     turns: list[list[float]]
     cpu: list[float]
-    """Of each turn, for a step and rank."""
+    """For each turn, the CPU time per step and rank."""
     startup_s: float
-    """From the launcher's start to the first completed step of all ranks."""
+    """The time from the launcher's start to the first completed step of all ranks."""
     capture_interval: int | None
-    """Steps between snapshots in the end; more than 1 if this machine could not keep up with every step."""
+    """Steps between snapshots at the end. More than 1 if the machine could not keep up with every step."""
 
     @property
     def steps(self) -> list[float]:
-        """All times from step to step."""
+        """All step times."""
         return [period for turn in self.turns for period in turn]
 
 
@@ -133,7 +132,7 @@ def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--spares", type=int, default=1)
-    parser.add_argument("--rounds", type=int, default=3, help="starts of each launcher and size")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds per size; each starts both launchers again")
     parser.add_argument("--parallel", choices=("ddp", "fsdp2"), default="ddp")
     parser.add_argument("--load", choices=sorted(LOADS), action="append", help="default: both")
     parser.add_argument("--quick", action="store_true", help="1 round")
@@ -157,7 +156,7 @@ def measure(args: argparse.Namespace, load: Load, home: Path) -> dict[str, list[
 
 
 def play(sides: Sequence[Side], load: Load) -> list[Side]:
-    """Have the sides take their turns; return them when all is over but their ends."""
+    """Run all turns of both sides. Return the sides while their jobs still exist."""
     with ExitStack() as stack:
         for side in sides:
             stack.enter_context(side.run)
@@ -199,7 +198,7 @@ def show(name: str, load: Load, rounds: dict[str, list[Round]]) -> dict[str, Any
     table(rows)
     print(
         f"deadpool-run / torchrun: step {ours / theirs:.4f} ({1e3 * (ours - theirs):+.2f} ms), start-up {startup:.2f}\n"
-        f"the turns' own ratios: step {spread(pairs)}, CPU time {spread(cpu)}\n",
+        f"ratios of single turns: step {spread(pairs)}, CPU time {spread(cpu)}\n",
         flush=True,
     )
     return {
@@ -214,7 +213,7 @@ def show(name: str, load: Load, rounds: dict[str, list[Round]]) -> dict[str, Any
 
 
 def ratios(sides: Iterable[list[float]]) -> list[float]:
-    """Return ours by theirs, turn by turn."""
+    """Return the ratio deadpool-run / torchrun of each turn."""
     return [one / other for one, other in zip(*sides, strict=True)]
 
 

@@ -1,10 +1,10 @@
-"""How long the world stands still when a rank is killed: deadpool-run with a spare, without one, and torchrun.
+"""The interruption of training when a rank is killed: deadpool-run with a spare, without one, and torchrun.
 
     python tests/bench/recovery.py [--ranks 2] [--kills 20] [--quick]
 
-Each kill is SIGKILL from outside of a random rank (0 included) at a random moment; its time runs from just before the
-signal to the end of the first step that every rank has completed with the replacement. torchrun's script writes a
-checkpoint after every step; deadpool-run takes a snapshot of every step.
+Each kill is SIGKILL of a random rank, rank 0 included, at a random moment. The measured time starts just before the signal
+and ends with the first step that every rank has completed with the replacement. torchrun's script writes a checkpoint
+after every step. deadpool-run takes a snapshot of every step.
 """
 
 import argparse
@@ -37,7 +37,7 @@ FOREVER = 10**6
 
 @dataclass(frozen=True)
 class Kill:
-    """One kill, as timed from outside and as the launcher tells it (empty for torchrun)."""
+    """One kill, timed from outside, and the launcher's report of it (empty for torchrun)."""
 
     recovery: Recovery
     incident: dict[str, Any]
@@ -46,9 +46,11 @@ class Kill:
 def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=4)
-    parser.add_argument("--kills", type=int, default=20, help="under deadpool-run, with and without a spare each")
-    parser.add_argument("--torchrun-kills", type=int, default=4, help="0: leave torchrun out")
-    parser.add_argument("--parallel", choices=("ddp", "fsdp2"), default="ddp", help="torchrun's runs are always ddp")
+    parser.add_argument("--kills", type=int, default=20, help="kills under deadpool-run, with a spare and without")
+    parser.add_argument("--torchrun-kills", type=int, default=4, help="kills under torchrun; 0 leaves it out")
+    parser.add_argument(
+        "--parallel", choices=("ddp", "fsdp2"), default="ddp", help="only for deadpool-run; torchrun always runs ddp"
+    )
     parser.add_argument("--size", default="tiny")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--quick", action="store_true", help="5 kills, 1 under torchrun")
@@ -59,10 +61,10 @@ def options() -> argparse.Namespace:
 
 
 def await_calm(run: Run, spares: int | None, since: int) -> None:
-    """Wait until every rank has done five steps more and the pool has healed. `spares` is None under torchrun."""
+    """Wait until every rank has completed five more steps and the spares are ready. `spares` is None under torchrun."""
     run.wait("five more steps", lambda: run.completed() >= since + 5, 60)
     if spares is not None:
-        run.wait("the pool had healed", lambda: healed(run.status(), spares), 60)
+        run.wait("the spares were ready", lambda: healed(run.status(), spares), 60)
 
 
 def healed(status: dict[str, Any], spares: int) -> bool:
@@ -74,7 +76,7 @@ def kill_often(run: Run, kills: int, spares: int | None, dice: random.Random) ->
     found: list[Kill] = []
     for _ in range(kills):
         await_calm(run, spares, found[-1].recovery.step if found else 0)
-        time.sleep(dice.uniform(0.0, 0.3))  # the random moment itself, not a wait for anything
+        time.sleep(dice.uniform(0.0, 0.3))  # the random time of the kill, not a wait
         recovery = kill_and_time(run, dice.randrange(run.ranks), 120)
         told = found[-1].incident.get("epoch", 0) if found else 0
         found.append(Kill(recovery, incident_after(run, told) if spares is not None else {}))
@@ -82,7 +84,7 @@ def kill_often(run: Run, kills: int, spares: int | None, dice: random.Random) ->
 
 
 def incident_after(run: Run, epoch: int) -> dict[str, Any]:
-    """Return the launcher's own account of the repair that followed this epoch."""
+    """Return the launcher's report of the repair after this epoch."""
 
     def newer() -> list[dict[str, Any]]:
         return [incident for incident in run.status()["incidents"] if incident["epoch"] > epoch]
@@ -133,9 +135,9 @@ def show(found: dict[str, list[Kill]]) -> dict[str, Any]:
 
 
 def phases(found: dict[str, list[Kill]]) -> dict[str, dict[str, float]]:
-    """Print and return when each part of a repair was over, in seconds after the launcher knew of the loss (medians)."""
+    """Print and return the median time of each part's end, in seconds after the launcher knew of the loss."""
     rows: list[list[object]] = [
-        ["over after the loss was known, ms, p50", *(name.removesuffix("_s") for name in PHASES)]
+        ["end after the loss was known, ms, p50", *(name.removesuffix("_s") for name in PHASES)]
     ]
     middle: dict[str, dict[str, float]] = {}
     for name, kills in found.items():
@@ -145,7 +147,7 @@ def phases(found: dict[str, list[Kill]]) -> dict[str, dict[str, float]]:
         rows.append([name, *map(milliseconds, middle[name].values())])
         losses = [loss for kill in kills for loss in kill.incident["losses"]]
         print(
-            f"{name}: {sum(loss['from_spare'] for loss in losses)} of {len(losses)} places were taken by a waiting spare"
+            f"{name}: {sum(loss['from_spare'] for loss in losses)} of {len(losses)} ranks were taken by a waiting spare"
         )
     table(rows)
     return middle

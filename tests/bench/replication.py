@@ -1,10 +1,10 @@
-"""How fast one snapshot goes to a buddy over loopback, beside bare loops of sendfile or sendall, and recv_into, in the same run.
+"""The bandwidth of a snapshot's copy to a buddy over loopback, compared with plain loops of sendfile or sendall and recv_into.
 
     python tests/bench/replication.py [--quick] [--mib 1024] [--streams 1 2 4]
 
-First each snapshot has new content. Then a rank of the buddy has the same content, as in DDP: only digests are sent. The
-buddy's memory is warm, as it is from the third snapshot on. Both ends, of all streams, and the loops share this machine's
-cores and one interpreter; in a job the ends are processes of their own, on machines of their own.
+First each snapshot has new content. Then a rank of the buddy has the same content, as in DDP, and only digests are sent. The
+buddy's memory is warm, as from the third snapshot on in a job. Both ends of all streams and the loops share this machine's
+cores and one interpreter. In a job, the ends are processes on different machines.
 """
 
 import argparse
@@ -30,7 +30,7 @@ from deadpool_run.vault.status_page import BUSY
 RANK, OTHER = Rank(0), Rank(1)
 PIECE_BYTES = 1 << 20
 WARM_UP = 3
-"""Snapshots after which no memory is new."""
+"""The number of snapshots until all memory is allocated."""
 
 
 def with_sendfile(sock: socket.socket, fd: int, nbytes: int) -> None:
@@ -47,7 +47,7 @@ def with_sendall(sock: socket.socket, fd: int, nbytes: int) -> None:
 
 
 def bare(send: Callable[[socket.socket, int, int], None], fd: int, nbytes: int, target: mmap.mmap) -> None:
-    """Send and receive, and do nothing else."""
+    """Send and receive in a plain loop."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         out = socket.create_connection(listener.getsockname())
         into, _ = listener.accept()
@@ -63,7 +63,7 @@ def bare(send: Callable[[socket.socket, int, int], None], fd: int, nbytes: int, 
 
 
 def write(node: Node, rank: Rank, version: int, body: bytes) -> None:
-    """Write a snapshot that its rank entry does not show yet."""
+    """Write a snapshot without an entry in the status page."""
     slot, rank_entry = version % 2, node.vault.status_page.rank_entries[rank]
     rank_entry.set_slot(slot, BUSY)
     fill_slot(node.vault.descriptors(rank)[f"slot{slot}"], rank, version, body)
@@ -103,11 +103,13 @@ async def measure(mib: int, repeats: int, streams: int, *, found: bool) -> None:
     medians = [[statistics.median(each[loop][at] for each in results) for at in (0, 1)] for loop in range(3)]
     (rate, cost), *loops = medians
     told = "; ".join(
-        f"{name} loop {loop[0]:.2f} GB/s, {loop[1]:.2f} s a GB (ratio {rate / loop[0]:.2f})"
+        f"{name} loop {loop[0]:.2f} GB/s, {loop[1]:.2f} s per GB (ratio {rate / loop[0]:.2f})"
         for name, loop in zip(("sendfile", "sendall"), loops, strict=True)
     )
     what = "at the buddy" if found else "new content"
-    print(f"{mib} MiB, {what}, streams: {streams}: {rate:.2f} GB/s, {cost:.2f} s of CPU a GB at both ends; {told}")
+    print(
+        f"{mib} MiB, {what}, streams: {streams}: {rate:.2f} GB/s, {cost:.2f} CPU s per GB, both ends together; {told}"
+    )
 
 
 def timed(nbytes: int, act: Callable[[], None]) -> tuple[float, float]:
@@ -117,7 +119,7 @@ def timed(nbytes: int, act: Callable[[], None]) -> tuple[float, float]:
 
 
 def rates(nbytes: int, wall_s: float, cpu_s: float) -> tuple[float, float]:
-    """Return GB/s, and seconds of CPU a GB."""
+    """Return the bandwidth in GB/s, and the CPU seconds per GB."""
     return nbytes / wall_s / 1e9, cpu_s / nbytes * 1e9
 
 

@@ -1,19 +1,19 @@
-"""What one leader costs that leads many nodes: a real agent, with simulated nodes at the other ends of real connections.
+"""The cost of one leader with many nodes: a real agent, with simulated nodes at the other ends of real connections.
 
     python tests/bench/scale.py [--nodes 1000,10000] [--ranks-per-node 8] [--lose 1,64] [--json]
 
-Real are two agents, each in a process of its own: the leader, and a voter that leads after it. Each does all that an agent
-does with others: connections, handshakes, frames, decisions, journal, election, log followers, heartbeats. The other nodes
-are connections of a few further processes, and obey at once. Workers are simulated. All times are CPU seconds of one agent,
-kernel included, so that a busy machine hardly changes them; an agent with a core of its own takes as long on the clock.
+Two agents are real, each in its own process: the leader, and a voter that becomes leader after it. Each does all work with
+other agents: connections, handshakes, frames, decisions, journal, election, log followers, heartbeats. A few other processes
+simulate the other nodes with real connections, and obey at once. Workers are simulated. All times are CPU seconds of one
+agent, kernel included, so other load hardly changes them. For an agent with its own core, they equal wall time.
 
 * start: from the first node's arrival until every rank is protected.
-* heartbeat: one to every node, with their answers; a job pays that five times in each `--node-timeout`.
-* loss: from giving up so many nodes at once until the last survivor has its order to stop the step (`told`), until the last
-  has its order to attach (`attach`), and until every rank has completed a step (`over`).
+* heartbeat: one heartbeat to every node, with the answers. A job sends five of these per `--node-timeout`.
+* loss: from the loss of that number of nodes at once until the last survivor has its order to stop the step (`told`), until
+  the last has its order to attach (`attach`), and until every rank has completed a step (`over`).
 * voter: as a loss, until another node votes and follows the log.
-* leader: from the word that the leader's agent has ended until every node knows the new leader (`known`: it tells some, which
-  tell the others), until all have connected and have its order to stop the step, and so on.
+* leader: as a loss, from the news that the leader's agent has ended, until every node knows the new leader (`known`: it tells
+  some nodes, and these tell the others), until all have connected and have its order to stop the step, and so on.
 """
 
 import argparse
@@ -39,11 +39,11 @@ from deadpool_run.wire.auth import ConnectionRole
 
 HERE = Path(__file__).resolve().parent
 CROWD = 2500
-"""Simulated nodes in one process."""
+"""The number of simulated nodes per process."""
 
 
 class Agent:
-    """An agent's process, or one of simulated nodes."""
+    """The process of an agent, or of simulated nodes."""
 
     def __init__(self, script: str, *words: object) -> None:
         command = [sys.executable, str(HERE / script), *map(str, words)]
@@ -52,7 +52,7 @@ class Agent:
         )
 
     def read(self) -> dict[str, Any]:
-        """Return its next answer."""
+        """Return the next answer of the process."""
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line:
@@ -60,7 +60,7 @@ class Agent:
         return dict(json.loads(line))
 
     def ask(self, *words: object) -> dict[str, Any]:
-        """Give a command; return the answer."""
+        """Send a command, and return the answer."""
         assert self.process.stdin is not None
         print(*words, file=self.process.stdin, flush=True)
         return self.read()
@@ -72,7 +72,7 @@ class Agent:
 
 @contextmanager
 def started(script: str, *words: object) -> Iterator[Agent]:
-    """Start a process, and end it."""
+    """Start a process, and end it after the block."""
     agent = Agent(script, *words)
     try:
         yield agent
@@ -82,8 +82,8 @@ def started(script: str, *words: object) -> Iterator[Agent]:
 
 
 def measure(nodes: int, ranks_per_node: int, losses: list[int]) -> dict[str, Any]:
-    """Return all that is to be known of one number of nodes."""
-    spare_nodes = sum(losses) + 2  # a voter and the leader are lost too
+    """Return all figures for one number of nodes."""
+    spare_nodes = sum(losses) + 2  # a voter and the leader are lost, too
     shape = ("--nodes", nodes, "--spare-nodes", spare_nodes, "--ranks-per-node", ranks_per_node)
     with ExitStack() as stack:
         folder = ("--folder", stack.enter_context(TemporaryDirectory()))
@@ -125,26 +125,26 @@ def memory_mib(pid: int) -> float:
 
 
 def note(text: str) -> None:
-    """Tell whoever waits how far it is."""
+    """Print the progress to stderr."""
     print(text, file=sys.stderr, flush=True)
 
 
 ROWS: tuple[tuple[str, str, str], ...] = (
     ("ranks", "ranks", "d"),
     ("start: CPU s", "start_cpu_s", ".2f"),
-    ("heartbeat and its answer: us a node", "heartbeat_us", ".0f"),
+    ("heartbeat and its answer: us per node", "heartbeat_us", ".0f"),
 )
 LOSS_ROWS: tuple[tuple[str, str, str], ...] = (
-    ("  CPU s until all are told", "told_s", ".3f"),
+    ("  CPU s until all have the order to stop the step", "told_s", ".3f"),
     ("  CPU s until all have the order to attach", "attach_s", ".2f"),
-    ("  CPU s until over", "over_s", ".2f"),
+    ("  CPU s until all have completed a step", "over_s", ".2f"),
 )
 KNOWN_ROWS: tuple[tuple[str, str, str], ...] = (("  CPU s until all know the new leader", "known_s", ".3f"),)
 LAST_ROWS: tuple[tuple[str, str, str], ...] = (("memory of the new leader: MiB", "memory_mib", ".0f"),)
 
 
 def rows(found: list[dict[str, Any]]) -> Iterator[list[object]]:
-    """Yield the table; its last column is how often the first run's figure the last run's is."""
+    """Yield the rows of the table. The last column is the ratio of the last run's figure to the first run's."""
     yield ["", *(f"{one['nodes']} nodes" for one in found), f"x {found[-1]['nodes'] / found[0]['nodes']:.3g} nodes"]
     yield from lines(ROWS, found)
     for at, loss in enumerate(found[0]["losses"]):
@@ -166,7 +166,7 @@ def lines(wanted: tuple[tuple[str, str, str], ...], found: list[dict[str, Any]])
 
 
 def numbers(text: str) -> list[int]:
-    """Return what is separated by commas."""
+    """Return the numbers of a list with commas."""
     return [int(word) for word in text.split(",")]
 
 
@@ -176,7 +176,7 @@ def main() -> None:
     parser.add_argument("--nodes", type=numbers, default=[1000, 10000], help="numbers of nodes, separated by commas")
     parser.add_argument("--ranks-per-node", type=int, default=8)
     parser.add_argument(
-        "--lose", type=numbers, default=[1, 64], help="how many nodes at once, one time after the other"
+        "--lose", type=numbers, default=[1, 64], help="numbers of nodes to lose at once, one loss for each number"
     )
     options = parser.parse_args()
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -1,9 +1,9 @@
-"""One agent of the scale benchmark, with its figures: the leader, or the follower that leads after it. See `scale`.
+"""One agent of the benchmark `scale`, with its figures: the leader, or the follower that becomes leader after it.
 
-Real is all that an agent does with other agents: `Participation` with leader, coordinator, journal, election, log followers,
-connections and frames. Its node has simulated workers, and there is no fork server.
+All its work with other agents is real: `Participation` with leader, coordinator, journal, election, log followers,
+connections and frames. The node's workers are simulated, and there is no fork server.
 
-Commands come on stdin, one a line. Each is answered by a line of JSON on stdout: CPU seconds of the process.
+Each line on stdin is a command. The answer is a line of JSON on stdout with CPU seconds of the process.
 """
 
 import argparse
@@ -43,21 +43,21 @@ from deadpool_run.wire.peer_connection import PeerConnection
 
 CREDENTIALS = Credentials(b"of the benchmark")
 TIMEOUT_S = 600.0
-"""`--node-timeout`: nothing happens by itself within a run, so that what is measured is what was asked for."""
+"""`--node-timeout`. It is long, so that only commands cause work during a run."""
 
 
 PATIENCE_S = 300.0
-"""For a connection: a few cores run all nodes, and what takes long here would not elsewhere."""
+"""The timeout of a connection. It is long, because a few cores run all nodes."""
 
 
 def be_patient() -> None:
-    """Greet for as long."""
+    """Use the long timeout for greetings."""
     peer_server.Greeting = partial(peer_server.Greeting, timeout_s=PATIENCE_S)  # type: ignore[misc, assignment]
     peer_server._UNDISTURBED_S = PATIENCE_S
 
 
 class MeasuredLeader(Leader):
-    """Notes when orders of each kind were last given, in CPU seconds of the process."""
+    """A leader that records when it last gave orders of each kind, in CPU seconds of the process."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         self._loop = asyncio.get_running_loop()
@@ -78,29 +78,27 @@ class MeasuredLeader(Leader):
             self.given[kind] += 1
             if kind not in self._noted:
                 self._noted.add(kind)
-                self._loop.call_soon(
-                    self._loop.call_soon, self._note, kind
-                )  # after the frames of this turn are written
+                self._loop.call_soon(self._loop.call_soon, self._note, kind)  # after this turn's frames are written
 
     def _note(self, kind: type) -> None:
         self._noted.discard(kind)
         self.last[kind] = time.process_time()
 
     def resume(self) -> None:
-        """Begin to count when a takeover begins."""
+        """Start the measurement when a takeover starts."""
         self.measure()
         super().resume()
 
 
 class BenchNode(LocalNode):
-    """The agent's own node."""
+    """The agent's node."""
 
     def __init__(self, spec: LaunchSpec, here: peers.Peer, **others: Any) -> None:
         super().__init__(spec, here, **others)
         self._workers = BenchWorkers(here.node)
 
     def perform(self, effect: Effect, _capture_interval: int, _source: peers.Peer | None) -> None:
-        """Obey, and report in the next turn of the loop."""
+        """Obey an order, and report in the next turn of the loop."""
         for answer in self._workers.obey(effect):
             asyncio.get_running_loop().call_soon(self.above.report, peers.Fact(answer))
 
@@ -115,7 +113,7 @@ class BenchNode(LocalNode):
         self._workers.timeline = world.timeline
 
     def resynced(self) -> ev.NodeResynced:
-        """Return what a new leader asks first."""
+        """Return the inventory for a new leader."""
         return self._workers.found()
 
 
@@ -165,7 +163,7 @@ class BenchAgent:
 
     @property
     def leader(self) -> MeasuredLeader:
-        """Its part as leader."""
+        """The agent's leader."""
         assert isinstance(self._member.leader, MeasuredLeader)
         return self._member.leader
 
@@ -183,7 +181,7 @@ class BenchAgent:
         await self._member.join(follower, agents)
 
     async def obey(self, command: str, *words: str) -> dict[str, Any]:
-        """Do what was asked for; return its figures."""
+        """Run a command, and return its figures."""
         match command:
             case "protected":
                 await self._until(lambda: self.leader.state.phase is JobPhase.RUNNING)
@@ -204,17 +202,17 @@ class BenchAgent:
                 raise AssertionError(command)
 
     async def _heartbeats(self) -> dict[str, Any]:
-        """Send one to every node, and have the answers handled."""
+        """Send a heartbeat to every node, and handle the answers."""
         leadership = self._member._leadership
-        await self._heard_from_all()  # only who has answered becomes a voter
+        await self._heard_from_all()  # only nodes that have answered become voters
         await self._until(self._is_settled)
         began = time.process_time()
         await self._heard_from_all()
-        leadership.handle(electorate.Tick())  # which has it look at all answers
+        leadership.handle(electorate.Tick())  # it checks all answers
         return {"cpu_s": time.process_time() - began}
 
     async def _heard_from_all(self) -> None:
-        """Send a heartbeat to every node, and wait for the answers, which come after all that was sent before them."""
+        """Send a heartbeat to every node, and wait for the answers. They arrive after all earlier messages."""
         followers, sent_at = self.leader.followers, asyncio.get_running_loop().time()
         assert followers is not None
         followers._heartbeat()
@@ -222,7 +220,7 @@ class BenchAgent:
         await self._until(lambda: sum(seen.at >= sent_at for seen in followers.seen.values()) == others)
 
     async def _lose(self, nodes: set[NodeId]) -> dict[str, Any]:
-        """Give nodes up together, and wait until every rank has completed a step after the repair."""
+        """Give up nodes at once, and wait until every rank has completed a step after the repair."""
         await self._heard_from_all()
         leader, began = self.leader, time.process_time()
         epoch = leader.state.epoch
@@ -230,11 +228,11 @@ class BenchAgent:
         for node in nodes:
             self._member._leadership.handle(electorate.AgentEnded(node))
         await self._until(lambda: leader.state.epoch > epoch and leader.state.repair is None)
-        assert leader.state.epoch == epoch + 1, "losses that were found together took more than one epoch"
+        assert leader.state.epoch == epoch + 1, "losses found at the same time took more than one epoch"
         return self._figures(began)
 
     async def _lose_voter(self) -> dict[str, Any]:
-        """Give up the youngest voter; wait until another one votes, and has the state."""
+        """Give up the newest voter, and wait until another node votes and has the state."""
         leader, began = self.leader, time.process_time()
         followers = leader.followers
         assert followers is not None
@@ -250,11 +248,11 @@ class BenchAgent:
         leader = self.leader
         await self._until(lambda: leader.state.move is None and leader.state.repair is None)
         figures = self._figures(began)
-        assert figures["orders"], "the new leader recalled nobody"
+        assert figures["orders"], "the new leader stopped no step"
         return figures
 
     def _unrelated(self, count: int) -> set[NodeId]:
-        """Return so many nodes with ranks, none of which votes, or holds copies of another's ranks: that would end the job."""
+        """Return `count` nodes with ranks. None of them votes, or holds copies of another's ranks: their loss would end the job."""
         state, followers = self.leader.state, self.leader.followers
         assert followers is not None
         related: dict[NodeId, set[NodeId]] = {node: set() for node in state.nodes}
@@ -279,7 +277,7 @@ class BenchAgent:
         }
 
     def _is_settled(self) -> bool:
-        """Tell whether as many nodes vote as may; else have the election look now, and not only after its long timeout."""
+        """Tell whether there are enough voters. If not, let the election check at once, not after its long timeout."""
         leadership = self._member._leadership
         if len(leadership.agent.configurations) == 1 and len(leadership.agent.configuration.voters) == MAX_VOTERS:
             return True
@@ -292,7 +290,7 @@ class BenchAgent:
 
 
 async def serve(options: argparse.Namespace) -> None:
-    """Take part, and obey commands until their end."""
+    """Take part in the job, and run commands until stdin ends."""
     name = "leader" if options.join is None else "successor"
     spec = node_spec(options.folder, name, options)
     spec.run_dir.mkdir(mode=0o700)

@@ -1,7 +1,7 @@
-"""The other nodes of the scale benchmark: simulated agents with real connections, many in one process. See `scale`.
+"""The other nodes of the benchmark `scale`: simulated agents with real connections, many in one process.
 
-Each node has an address of its own in 127.0.0.0/8, all of them one port. They obey at once, vote for everyone, and follow
-whoever leads in a newer term.
+Each node has its own address in 127.0.0.0/8, and all use the same port. They obey at once, vote for every candidate, and
+follow every leader of a newer term.
 """
 
 import argparse
@@ -47,10 +47,10 @@ class CrowdNode:
         self._term = 0
         self._received = 0
         self.heard_claim = asyncio.Event()
-        """A new leader has told it, or others did for that leader; or it was lost before."""
+        """Set when a new leader or another node has told this node of the leader, or when the node was lost."""
 
     async def join(self, port: int) -> None:
-        """Come to the leader."""
+        """Join the leader."""
         await self._connect("127.0.0.1", port, peers.Join(self._place, self._crowd.launch))
 
     def come(self, role: ConnectionRole, connection: PeerConnection) -> None:
@@ -135,7 +135,7 @@ class Crowd:
         task.add_done_callback(self._tasks.discard)
 
     async def join(self, port: int) -> None:
-        """Have every node come."""
+        """Let every node join."""
         await asyncio.gather(*(node.join(port) for node in self._nodes.values()))
 
     async def all_heard_claim(self) -> None:
@@ -148,7 +148,7 @@ class Crowd:
 
 
 async def serve(options: argparse.Namespace) -> None:
-    """Take part until stdin ends. A line on it is answered when every node knows a new leader."""
+    """Take part in the job until stdin ends. The answer to a line comes when every node knows a new leader."""
     crowd = Crowd(options)
     await crowd.join(options.join)
     reader = asyncio.StreamReader()

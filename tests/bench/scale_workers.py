@@ -1,4 +1,4 @@
-"""The workers of one node of the scale benchmark: they obey at once, and report what real ones would."""
+"""The workers of one node of the benchmark `scale`. They obey at once, and report as real ones do."""
 
 from collections.abc import Iterator
 
@@ -9,7 +9,7 @@ from deadpool_run.ids import Epoch, NodeId, Rank, Version, WorkerId
 from deadpool_run.wire import peers
 
 HELD = (Version(0), Version(1))
-"""The versions that every rank holds, here and with its buddies."""
+"""The versions that every rank holds in its slots and on its buddies."""
 
 
 class BenchWorkers:
@@ -24,7 +24,7 @@ class BenchWorkers:
         self._copies: tuple[Rank, ...] = ()
 
     def obey(self, order: Effect) -> Iterator[ev.Event]:
-        """Yield what the node reports after an order."""
+        """Yield the node's reports after an order."""
         match order:
             case do.StartWorker(worker):
                 self._started.append(worker)
@@ -55,7 +55,7 @@ class BenchWorkers:
                 pass
 
     def copy(self, buddies: peers.Buddies) -> Iterator[peers.Safe]:
-        """Yield what the node reports once its ranks' snapshots have arrived at their buddies."""
+        """Yield the node's reports after its ranks' snapshots have arrived at their buddies."""
         self._copies = buddies.keep
         for rank in buddies.mine:
             yield peers.Safe(self.timeline, rank, HELD, transcript=True)
@@ -65,7 +65,7 @@ class BenchWorkers:
         return [rank for rank, _ in self._ranks.values()]
 
     def found(self) -> ev.NodeResynced:
-        """Return what a new leader asks first."""
+        """Return the inventory for a new leader."""
         nobody = (Rank(-1), Epoch(-1))
         found = [
             ev.WorkerFound(

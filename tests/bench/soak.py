@@ -1,11 +1,11 @@
-"""Many kills in one job: do the agent and the survivors grow, and are the weights still those of an unfailed run?
+"""Many kills in one job: checks that no process grows, and that the weights equal those of an unfailed run.
 
     python tests/bench/soak.py [--kills 50] [--ranks 4] [--quick]
 
-Rank 0 is never killed: its process lives through every rebuild and is the witness (recovery.py kills rank 0 too). After each
-kill, once the world has gone on and the spare is back, resident memory and open descriptors of the agent, of the
-witness and of all other processes of the job are read. Exit code 1 if the last ten readings exceed the first ten
-(after a few kills to warm up) by more than the stated bounds, or if the final digests differ from the unfailed run's.
+Rank 0 is never killed, so its process lives through every repair. (recovery.py kills rank 0, too.) After each kill, when the
+world trains again and a spare is ready, the benchmark reads resident memory and open descriptors of the agent, of rank 0
+and of all other processes of the job. The exit code is 1 if the last ten readings exceed the first ten (after a few kills
+to warm up) by more than the bounds, or if the final digests differ from those of the unfailed run.
 """
 
 import argparse
@@ -23,16 +23,16 @@ from recovery import await_calm
 
 WARM_UP_KILLS = 5
 STEPS_PER_KILL = 60
-"""Steps planned for each kill: more than a kill, its repair and the healing of the pool take up."""
+"""Steps per kill: more than pass during a kill, its repair and the start of a spare."""
 RSS_BOUND_MIB = 8.0
-"""Allowed growth of one process over the whole soak: allocator noise, not a leak for each of 50 rebuilds."""
+"""The allowed growth of one process in MiB: noise of the allocator, but not a leak in each of 50 repairs."""
 DESCRIPTOR_BOUND = 2
-"""Allowed growth of one process over the whole soak: one leaked descriptor a kill would be 40."""
+"""The allowed growth of one process in descriptors. A leak of one descriptor per kill would be 40."""
 
 
 @dataclass(frozen=True)
 class Reading:
-    """The job's processes after one kill."""
+    """Figures of the job's processes after one kill."""
 
     agent_mib: float
     agent_fds: int
@@ -73,7 +73,7 @@ def read(run: Run) -> Reading:
 
 
 def soak(args: argparse.Namespace, home: Path) -> tuple[list[Reading], list[float], bool]:
-    """Return the readings, the recovery times in seconds, and whether the digests are those of an unfailed run."""
+    """Return the readings, the recovery times in seconds, and whether the digests equal those of an unfailed run."""
     script = ("--parallel", args.parallel, "--steps", STEPS_PER_KILL * args.kills)
     with deadpool(home / "unfailed", args.ranks, 1, *script) as run:
         run.end(1200)
@@ -86,7 +86,7 @@ def soak(args: argparse.Namespace, home: Path) -> tuple[list[Reading], list[floa
         for number in range(args.kills):
             recovery = kill_and_time(run, dice.randrange(1, args.ranks), 120)
             if not recovery.survivors_kept:
-                raise BenchError(f"kill {number}: a survivor was replaced too; last lines:\n{run.output()}")
+                raise BenchError(f"kill {number}: a survivor was replaced, too; last lines:\n{run.output()}")
             times.append(recovery.total_s)
             await_calm(run, 1, recovery.step)
             readings.append(read(run))
@@ -95,7 +95,7 @@ def soak(args: argparse.Namespace, home: Path) -> tuple[list[Reading], list[floa
 
 
 def growth(readings: list[Reading]) -> dict[str, float]:
-    """Return how much each number has grown from the first readings after the warm-up to the last ones."""
+    """Return the growth of each figure from the first readings after the warm-up to the last ones."""
     warm = readings[WARM_UP_KILLS:]
     share = min(10, len(warm) // 2)
     grown = {}
@@ -106,7 +106,7 @@ def growth(readings: list[Reading]) -> dict[str, float]:
 
 
 def verdict(grown: dict[str, float], others: int) -> list[str]:
-    """Return what is beyond its bound."""
+    """Return a message for each figure above its bound."""
     bounds = {
         "agent_mib": RSS_BOUND_MIB,
         "witness_mib": RSS_BOUND_MIB,

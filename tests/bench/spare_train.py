@@ -1,4 +1,4 @@
-"""What `spares.py` trains: DDP on a small network, whose set-up takes as long as it is told to."""
+"""The script of `spares.py`: DDP on a small network, with a set-up of the given duration."""
 
 import argparse
 import importlib
@@ -21,8 +21,8 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--step-log", type=Path, required=True)
     parser.add_argument("--compile", action="store_true")
-    parser.add_argument("--set-up-s", type=float, default=0.0, help="how long set-up computes, in seconds of one core")
-    parser.add_argument("--imports", action="store_true", help="import what takes a while to import")
+    parser.add_argument("--set-up-s", type=float, default=0.0, help="the duration of set-up, in seconds of one core")
+    parser.add_argument("--imports", action="store_true", help="import a module that takes a while to import")
     args = parser.parse_args()
     torch.set_num_threads(1)
     job = deadpool.init()

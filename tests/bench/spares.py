@@ -1,9 +1,9 @@
-"""What spares gain by `--preload` and by `--spare-mode hot`: how long the world stands still when a rank is killed.
+"""The gain from `--preload` and `--spare-mode hot`: the interruption of training when a rank is killed.
 
     python tests/bench/spares.py [--ranks 2] [--kills 10] [--quick]
 
-Each kill is SIGKILL from outside; its time runs until every rank has completed the first step with the replacement. For
-a hot spare the rank is killed that it has rehearsed, and then one that it has not.
+Each kill is SIGKILL from outside. The measured time ends when every rank has completed the first step with the replacement.
+With a hot spare, the benchmark kills the rank that it has rehearsed, and then another one.
 """
 
 import argparse
@@ -50,7 +50,7 @@ def launch(home: Path, ranks: int, mode: tuple[str, ...], script: tuple[str, ...
 
 
 def ready_spare(run: Run, hot: bool) -> Callable[[], dict[str, Any] | None]:
-    """Return what looks for a spare that is ready, and has rehearsed if it is to."""
+    """Return a function that looks for a ready spare. If `hot`, it must have rehearsed."""
 
     def look() -> dict[str, Any] | None:
         status = run.status()

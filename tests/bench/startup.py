@@ -1,8 +1,8 @@
-"""From the command line to the first completed step of all ranks: deadpool-run beside torchrun, in turn.
+"""The time from the command line to the first completed step of all ranks: deadpool-run and torchrun in turns.
 
     python tests/bench/startup.py [--ranks 4] [--rounds 7] [--quick]
 
-The same recipes/gpt/train.py, tiny, under both launchers; one run of each is thrown away first, so that files are cached.
+The same tiny recipes/gpt/train.py runs under both launchers. The first run of each is not counted: it fills the file caches.
 """
 
 import argparse

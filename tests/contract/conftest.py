@@ -1,4 +1,4 @@
-"""`--contract FILE` writes what the refusals' tests found between the marks of a document."""
+"""The option `--contract FILE`: writes the refusals that the tests saw between the marks of a document."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ BEGIN, END = "<!-- contract: written by `make matrix` -->", "<!-- end of the con
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--contract", type=Path, metavar="FILE", help="write what is refused into this document")
+    parser.addoption("--contract", type=Path, metavar="FILE", help="write the refusals into this document")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

@@ -1,4 +1,4 @@
-"""The net: replicas that a repair has spoilt stop the job, with what differs, where, and since when."""
+"""Comparison of replicas: a difference after a repair stops the job. The message says what differs, where, and since when."""
 
 import re
 from pathlib import Path
@@ -12,7 +12,7 @@ LATE = Path(__file__).parent / "scripts" / "late_difference.py"
 
 
 def replaced_and_spoilt(cluster, layout, nproc):
-    """Lose rank 1 in step 5, of which no collective is complete: a repeated step would be refused for its results alone."""
+    """Lose rank 1 in step 5, before any collective of the step. Otherwise the repeated step's results would be refused."""
     job: Cluster = cluster("--layout", layout, "--hold", "5", "--corrupt", "replacement", nproc=nproc)
     job.wait_event("held")
     job.look_until(lambda: job.status_page.committed() == 5, "version 5 of every rank")
@@ -39,13 +39,13 @@ def test_replicas_that_differ_after_a_repair_stop_the_job(cluster):
 
 
 def test_a_survivor_that_computes_something_else_in_a_repeated_step_stops_the_job(cluster):
-    """It is noticed before anything is reduced: here by one unit in the last place of one weight."""
+    """A change of one unit in the last place of one weight is noticed before any reduction."""
     job: Cluster = cluster("--layout", "ddp", "--die", "rank=1,step=5,at=collective", "--corrupt", "survivor", nproc=3)
     assert job.wait_exit() == REFUSED, job.told()
     assert "a step that was repeated after a loss computed a different result" in " ".join(job.stderr.split())
 
 
-def test_the_sharded_parts_of_replicas_are_compared_across_the_replicas(cluster):
+def test_shards_are_compared_across_replicas(cluster):
     job = replaced_and_spoilt(cluster, "hsdp", nproc=4)
     assert job.wait_exit() == DIFFER, job.told()
     assert "(of ranks 1, 3)" in " ".join(job.stderr.split())
@@ -53,7 +53,7 @@ def test_the_sharded_parts_of_replicas_are_compared_across_the_replicas(cluster)
 
 @pytest.mark.parametrize(("steps", "later"), [(20, 15), pytest.param(19, 17, id="compared after the last step only")])
 def test_replicas_that_differ_long_after_a_repair_are_reported(steps, later, cluster):
-    """A count in a queue has an effect only later."""
+    """A count in a queue has an effect on the weights only later."""
     job: Cluster = cluster(f"{steps}", f"{later}", script=LATE, nproc=2, spares=1)
     assert job.wait_exit() == 0, job.told()
     said = " ".join(job.stderr.split())

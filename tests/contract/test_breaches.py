@@ -1,4 +1,4 @@
-"""Loops that cannot be exact are refused on every start, before the second update and before any loss."""
+"""Loops that cannot be exact are refused at every start, before the second update and before any loss."""
 
 from pathlib import Path
 from re import findall
@@ -28,7 +28,7 @@ SAID = {
     "a tensor is trained by hand, and not protected": "the tensor 'scale' of shape (8,)",
     "a collective is waited for in the next step": "allreduce: this collective was issued in an earlier step",
 }
-"""What the refusal names; all others are found by the trial of the first step after step 0 that updates."""
+"""A part of each refusal. The trial of the first updating step after step 0 finds all other breaches."""
 BY_TRIAL = "was run twice from the same state and gave different results"
 
 

@@ -1,4 +1,4 @@
-"""Processes that call the job's store, as users of their choice, on hosts of their choice. They speak its protocol by themselves."""
+"""Processes that connect to the job's store without torch, as a chosen user on a chosen host."""
 
 import os
 import struct
@@ -14,7 +14,7 @@ SERVED, REFUSED = PING[1:].hex() + "\n", "\n"
 NOBODY = 65534
 _CODE = """
 import os, socket, sys
-"loaded".encode("idna")  # which another user may not
+"loaded".encode("idna")  # loaded now: another user may not be allowed to
 os.setuid(int(sys.argv[4]))
 with socket.create_connection((sys.argv[1], int(sys.argv[2]))) as sock:
     try:
@@ -27,7 +27,7 @@ with socket.create_connection((sys.argv[1], int(sys.argv[2]))) as sock:
 
 
 def caller(address: Sequence[object], *, uid: int | None = None, namespace: str = "") -> subprocess.Popen[str]:
-    """Start a process that sets a key and asks for an answer. It keeps its connection until its input ends."""
+    """Start a process that sends a request to the store and prints the answer. It stays connected until its input ends."""
     words = (*map(str, address), (HELLO + SET + PING).hex(), str(os.getuid() if uid is None else uid))
     there = ("ip", "netns", "exec", namespace) if namespace else ()
     command = (*there, sys.executable, "-c", _CODE, *words)

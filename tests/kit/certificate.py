@@ -1,4 +1,4 @@
-"""A certificate for 127.0.0.1 that signs itself, made by the openssl command."""
+"""A self-signed certificate for 127.0.0.1, made by the openssl command."""
 
 import shutil
 import subprocess
@@ -7,9 +7,9 @@ import pytest
 
 
 def make(folder):
-    """Write server.key and server.crt; the latter is also its own authority. Skips the test without openssl."""
+    """Write server.key and server.crt, which is also the certificate authority. Skip the test if openssl is missing."""
     if shutil.which("openssl") is None:
-        pytest.skip("needs the command openssl, for a certificate")
+        pytest.skip("needs the openssl command to make a certificate")
     folder.mkdir(exist_ok=True)
     subprocess.run(
         [

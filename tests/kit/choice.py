@@ -1,4 +1,4 @@
-"""Which cases of a matrix `make test` runs; `make test-long` runs the others."""
+"""The cases of a matrix that `make test` runs. `make test-long` runs the others."""
 
 from collections.abc import Collection, Iterable
 from typing import Any
@@ -7,7 +7,7 @@ import pytest
 
 
 def often(values: Iterable[Any], usual: Collection[Any]) -> list[Any]:
-    """Return the values as parameters, those that are not usual marked as slow. A tuple is one set of parameters."""
+    """Return the values as parameters, marked as slow unless they are usual. A tuple is one set of parameters."""
     return [
         value
         if value in usual

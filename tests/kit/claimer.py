@@ -1,7 +1,7 @@
 """A process that claims terms at an authority: `python claimer.py TEXT RUN_ID NAME [SERVICE_ACCOUNT]`.
 
 A line on stdin is a term to claim, or `race N`: N times, the term after the current one. Each line on stdout is JSON:
-`saw` (a claim that is current), or `term` and `won`. A question without an answer is asked again, up to a minute.
+`saw` (the current claim), or `term` and `won`. A request without an answer is repeated for up to a minute.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Processes that claim terms at once, what they report, and the rules that their reports must obey."""
+"""Processes that claim terms at the same time, and the rules that their reports must obey."""
 
 import contextlib
 import json
@@ -13,7 +13,7 @@ WAIT_S = 60.0
 
 
 class Claimers:
-    """Starts claimers of one run, and checks each report against all others. A context: no claimer outlives it."""
+    """Starts claimers of one run and checks each report against all others. As a context manager, it ends them all."""
 
     def __init__(self, text, run_id, environment=None, account=()):
         self._args = (text, run_id)
@@ -54,7 +54,7 @@ class Claimers:
             waiting -= {name} if "ready" in report else set()
 
     def order(self, line, *names):
-        """Send a line to these claimers, or to all."""
+        """Send a line to these claimers, or to all of them."""
         for name in names or list(self._processes):
             self._processes[name].stdin.write(line.encode() + b"\n")
             self._processes[name].stdin.flush()
@@ -68,7 +68,7 @@ class Claimers:
         os.set_blocking(process.stdout.fileno(), True)
         whole, _, _ = (self._rest[name] + process.stdout.read()).rpartition(b"\n")
         process.stdout.close()
-        with contextlib.suppress(BrokenPipeError):  # an order that it did not read
+        with contextlib.suppress(BrokenPipeError):  # it did not read an order
             process.stdin.close()
         for line in filter(None, whole.split(b"\n")):
             self._check(name, json.loads(line))
@@ -90,14 +90,14 @@ class Claimers:
                 self._rest[key.data] += data
 
     def claim(self, term):
-        """Have all claim a term at once; return the names of those that won."""
+        """Make all claim a term at once. Return the names of the winners."""
         self.order(str(term))
         answers = dict(self.report() for _ in self._processes)
         assert all(report["term"] == term for report in answers.values())
         return [name for name, report in answers.items() if report["won"]]
 
     def race(self, count):
-        """Have all claim the next term, so many times, and wait for the end."""
+        """Make all claim the next term, `count` times, and wait until they have done so."""
         self.order(f"race {count}")
         racing = set(self._processes)
         while racing:

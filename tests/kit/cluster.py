@@ -1,7 +1,7 @@
-"""A real `deadpool-run` and what a test does to it. No threads: whoever waits, reads.
+"""A real `deadpool-run` on this machine, and what a test does to it. There are no threads: a wait reads the job's output.
 
-Every wait is for a descriptor to become readable (output, the events of the training script, the agent's pidfd) and has
-a bound; on failure it says what the job last said.
+Every wait is for a readable descriptor (output, events of the training script, the agent's pidfd) and has a bound. Its
+failure shows the job's last output.
 """
 
 import json
@@ -29,11 +29,11 @@ LAYOUTS = ("ddp", "ddp-full", "fsdp", "hsdp", "tp", "pp", "plain")
 LINES_SHOWN = 60
 STACKS_END = "in <module>\n"
 START_TIMEOUT_S = 60.0
-"""From the launch to any event of the first steps: two imports of torch on a busy machine."""
+"""The longest time from the launch to an event of the first steps: two imports of torch on a busy machine."""
 
 
 class Cluster:
-    """One job on this machine. `home` is an empty folder of the test's own."""
+    """One job on this machine. `home` is an empty folder."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class Cluster:
         if script == "train.py":
             args = ("--flags", str(self.flags), *args)
         self.command = [*within(*command, *options, str(SCRIPTS / script), *args)]
-        # Read and write: a FIFO whose last writer is gone would be at its end for good.
+        # Read and write: without a writer, the FIFO would be at its end after its last writer closes.
         self._fifo = os.open(home / "events", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         self._gate = os.open(self.flags / "release", os.O_RDWR | os.O_CLOEXEC)
         self._agent = subprocess.Popen(
@@ -95,7 +95,7 @@ class Cluster:
             "OMP_NUM_THREADS": "1",
             "PYTHONUNBUFFERED": "1",
             "TMPDIR": str(self.temporary),
-            "TORCHINDUCTOR_CACHE_DIR": str(self.home / "inductor"),  # torch's own, meant to stay
+            "TORCHINDUCTOR_CACHE_DIR": str(self.home / "inductor"),  # torch never removes it
             "KIT_EVENTS": str(self.home / "events"),
             MARK: self.mark,
             **(extra or {}),
@@ -124,7 +124,7 @@ class Cluster:
         return Account(self.events)
 
     def _read(self, timeout_s: float) -> None:
-        """Wait until there is anything to read, at most so long, and read it."""
+        """Wait up to `timeout_s` for something to read, and read it."""
         for key, _ in self._selector.select(max(0.0, timeout_s)):
             if key.data == "agent":
                 self._selector.unregister(self._pidfd)
@@ -140,13 +140,13 @@ class Cluster:
                 self._selector.unregister(key.fileobj)
 
     def _read_rest(self) -> None:
-        """Read what is already there, after the agent's end."""
+        """Read the rest of the output after the agent has ended."""
         before = -1
         while before != (before := sum(map(len, self._text.values())) + len(self.events)):
             self._read(0)
 
     def wait_until(self, met: Callable[[], Any], what: str, timeout_s: float = START_TIMEOUT_S) -> Any:
-        """Return the first true value of `met`, asked whenever the job has said anything."""
+        """Return the first true value of `met`. It is called after each output of the job."""
         deadline = time.monotonic() + timeout_s
         while not (value := met()):
             if self.exit_code is not None:
@@ -161,7 +161,7 @@ class Cluster:
         return value
 
     def stacks(self) -> str:
-        """Have every worker of a script that listens to SIGUSR2 say where its threads are."""
+        """Return the stacks of all workers, if the script prints them on SIGUSR2."""
         seen = len(self.stderr)
         workers = {e["pid"] for e in self.account.of("start")} & marked(self.mark).keys()
         for pid in workers:
@@ -172,19 +172,19 @@ class Cluster:
         return self.stderr[seen:]
 
     def poll(self, timeout_s: float = 0.0) -> bool:
-        """Read what there is, or the first that comes in time, and return whether the job has ended."""
+        """Wait up to `timeout_s` for output and read it. Return whether the job has ended."""
         self._read(timeout_s)
         if self.exit_code is not None:
             self._read_rest()
         return self.exit_code is not None
 
     def wait_event(self, kind: str, *, nth: int = 1, timeout_s: float = START_TIMEOUT_S, **fields: object) -> Event:
-        """Return the nth event of this kind with these fields, once it has been told."""
+        """Wait for the nth event of this kind with these fields, and return it."""
         what = f"event {nth} of {kind} {fields}"
         return self.wait_until(lambda: self.account.of(kind, **fields)[nth - 1 : nth], what, timeout_s)[0]
 
     def wait_state(self, rank: int, version: int, *, pid_not: Sequence[int] = ()) -> Event:
-        """Return the first account of the rank at this version or later, by a process other than these."""
+        """Return the rank's first state at this version or later, from a process other than these."""
 
         def met() -> list[Event]:
             found = self.account.of("state", rank=rank)
@@ -193,18 +193,18 @@ class Cluster:
         return self.wait_until(met, f"rank {rank} at version {version}")[0]
 
     def wait_stderr(self, text: str, timeout_s: float = START_TIMEOUT_S) -> None:
-        """Wait until the launcher has said this."""
+        """Wait until the launcher has printed this text."""
         self.wait_until(lambda: text in self.stderr, f"{text!r} on stderr", timeout_s)
 
     def wait_exit(self, timeout_s: float = 90.0) -> int:
-        """Return the exit code of `deadpool-run`."""
+        """Wait for the end of `deadpool-run`, and return its exit code."""
         self.wait_until(lambda: self.exit_code is not None, "exit of deadpool-run", timeout_s)
         self._read_rest()
         assert self.exit_code is not None
         return self.exit_code
 
     def told(self) -> str:
-        """Return the end of everything that is known, for a failure's message."""
+        """Return the last output and events, for the message of a failure."""
         parts = {
             "command": " ".join(self.command),
             "stderr": "\n".join(self.stderr.splitlines()[-LINES_SHOWN:]),
@@ -217,7 +217,7 @@ class Cluster:
     # --- acting --------------------------------------------------------------------------------------------------
 
     def pid_of(self, rank: int) -> int:
-        """Return the process that holds the rank, by its own account."""
+        """Return the process that holds the rank, according to the script's events."""
         return self.account.pids(rank)[-1]
 
     def kill(self, rank: int, how: signal.Signals = signal.SIGKILL) -> int:
@@ -231,24 +231,24 @@ class Cluster:
         os.kill(self.pid, number)
 
     def release(self) -> None:
-        """Let the rank that was told to `--hold` go on."""
+        """Let the rank continue that waits because of `--hold`."""
         os.write(self._gate, b".")
 
     def command_line(self, *words: str, timeout_s: float = 30.0) -> subprocess.CompletedProcess[str]:
-        """Run another `deadpool-run` on this run's directory."""
+        """Run a `deadpool-run` command on this run's directory."""
         command = [sys.executable, "-m", "deadpool_run", *words, "--run-dir", str(self.run_dir)]
         return subprocess.run(
             command, capture_output=True, text=True, timeout=timeout_s, check=False, env=self._environment(None)
         )
 
     def status(self) -> dict[str, Any]:
-        """Return what `status --json` says."""
+        """Return the output of `status --json`."""
         result = self.command_line("status", "--json")
-        assert result.stdout, f"status said nothing (rc {result.returncode}): {result.stderr}"
+        assert result.stdout, f"status printed nothing (rc {result.returncode}): {result.stderr}"
         return json.loads(result.stdout)
 
     def wait_status(self, met: Callable[[dict[str, Any]], Any], what: str, timeout_s: float = 30.0) -> Any:
-        """Return the first true value of `met` of a status, asked of every line that `status --watch --json` prints."""
+        """Return the first true value of `met`, called with each status that `status --watch --json` prints."""
         words = ("status", "--watch", "--json", "--run-dir", str(self.run_dir))
         deadline, text = time.monotonic() + timeout_s, b""
         with subprocess.Popen(
@@ -275,7 +275,7 @@ class Cluster:
         return [json.loads(line) for line in lines]
 
     def effects(self) -> list[dict[str, Any]]:
-        """Return all that the coordinator ordered, in order."""
+        """Return all orders of the coordinator, in order."""
         return [effect for decision in self.journal() for effect in decision["effects"]]
 
     def incidents(self) -> list[dict[str, Any]]:
@@ -284,7 +284,7 @@ class Cluster:
 
     @cached_property
     def status_page(self) -> StatusPage:
-        """The job's status page, mapped from the agent."""
+        """The job's status page, mapped through the agent's descriptor."""
         for entry in Path(f"/proc/{self.pid}/fd").iterdir():
             if "deadpool-status_page" in str(entry.readlink()):
                 fd = os.open(entry, os.O_RDWR | os.O_CLOEXEC)
@@ -296,14 +296,14 @@ class Cluster:
         raise AssertionError(f"the agent has no status page\n{self.told()}")
 
     def look_until(self, seen: Callable[[], bool], what: str, timeout_s: float = 30.0) -> None:
-        """Wait for what nothing can be waited for, a page of memory or a process's state: look as fast as possible."""
+        """Check without a pause until `seen` is true: for memory or a process's state, which cannot be waited for."""
         deadline = time.monotonic() + timeout_s
         while not seen():
             os.sched_yield()
             assert time.monotonic() < deadline, f"no {what} within {timeout_s} s\n{self.told()}"
 
     def kill_when(self, rank: int, seen: Callable[[RankEntry], bool], what: str) -> int:
-        """Kill the rank's process the moment its rank entry of the status page is seen so; return its pid."""
+        """Kill the rank's process as soon as `seen` is true of its rank entry. Return the pid."""
         rank_entry, pid = self.status_page.rank_entries[rank], self.pid_of(rank)
         self.look_until(lambda: seen(rank_entry), f"{what} of rank {rank}")
         os.kill(pid, signal.SIGKILL)
@@ -311,7 +311,7 @@ class Cluster:
 
     @contextmanager
     def store_stopped(self) -> Iterator[None]:
-        """The store answers nobody for a while: members that meet there, to attach, stay in that phase."""
+        """Stop the store for a while: members that attach stay in that phase, because they meet at the store."""
         (store,) = (pid for pid in marked(self.mark) if "deadpool-store" in thread_names(pid))
         os.kill(store, signal.SIGSTOP)
         try:
@@ -322,7 +322,7 @@ class Cluster:
     # --- what is promised ----------------------------------------------------------------------------------------
 
     def check_repaired(self, reference: States, lost: Sequence[int]) -> None:
-        """Wait for the end and assert all that is promised of a job that lost these ranks' holders, and no others."""
+        """Wait for the end. Assert every promise for a job that lost the processes of these ranks and no others."""
         assert self.wait_exit() == 0, self.told()
         self.account.check_same_as(reference)
         self.account.check_ranks(lost, self.world_size)
@@ -332,7 +332,7 @@ class Cluster:
     # --- the end -------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Release what this holds; end the job if it runs."""
+        """End the job if it runs, and close all descriptors."""
         if self.exit_code is None:
             self._agent.kill()
             self._agent.wait()
@@ -349,7 +349,7 @@ class Cluster:
         assert not left, f"processes that outlived the job by 10 s: {left}"
 
     def check_nothing_left(self) -> None:
-        """Assert, right after the job's orderly end, that none of it is left but what the user is to read."""
+        """Assert that the job has left only the files that the user reads. Call it right after the job's normal end."""
         assert self.exit_code is not None
         left = marked(self.mark)
         assert not left, f"processes that outlived the job: {left}"

@@ -1,7 +1,7 @@
-"""Defects of the path on GPUs, to be planted on purpose: each makes the test fail that is named next to it.
+"""Defects of the code for GPUs, planted on purpose: each makes the named test fail.
 
-Letters are those of the review that found them. `PLANTED` in the environment of the tests names one. The fake device plants it
-when a process gets one; `python -m pytest -p kit.defects` plants it in the process of the tests.
+The variable `PLANTED` in the environment names a defect. The fake device plants it in each process that uses the device, and
+`python -m pytest -p kit.defects` in the process of the tests. Letters come from the review that found the defects.
 """
 
 import os
@@ -30,7 +30,7 @@ class Defect:
     file: str
     test: str
     shows: str
-    """A part of the failed test's output; empty if it depends on which thread comes first."""
+    """A part of the failed test's output. It is empty if the output depends on the order of threads."""
 
     @property
     def name(self) -> str:
@@ -39,13 +39,13 @@ class Defect:
 
 
 def plant_named():
-    """Plant the defect that the environment names, once a process."""
+    """Plant the defect that the environment names, once per process."""
     if name := os.environ.pop(PLANTED, ""):
         next(defect.plant for defect in DEFECTS if defect.name == name)()
 
 
 def pytest_configure():
-    """Plant it in the process of the tests, and leave its name to their children."""
+    """Plant the defect in the process of the tests, and keep its name in the environment for child processes."""
     if name := os.environ.get(PLANTED, ""):
         plant_named()
         os.environ[PLANTED] = name
@@ -106,7 +106,7 @@ def leaves_coalescings_open():
 
 
 def _connects_with(name, method):
-    """Give the device another method of this name while an attempt connects it. `method` also gets the attempt."""
+    """Replace the device's method `name` while an attempt connects it. `method` gets the attempt, too."""
     plain = connect.ConnectAttempt._connect_device
 
     def connect_device(self, device, store, groups):
@@ -235,7 +235,7 @@ DEFECTS = (
     ),
     Defect(
         "C",
-        "a barrier goes to Gloo, because it has no tensor",
+        "a barrier uses Gloo because it has no tensor",
         barrier_without_device,
         _CONFORMANCE,
         "test_a_barrier_goes_where_its_device_ids_say",
@@ -251,7 +251,7 @@ DEFECTS = (
     ),
     Defect(
         "E",
-        "a coalescing that an abort cuts is not ended",
+        "a coalescing is not ended when an abort interrupts it",
         leaves_coalescings_open,
         _CONFORMANCE,
         "test_a_coalescing_that_an_abort_cuts_poisons_no_later_call",
@@ -267,7 +267,7 @@ DEFECTS = (
     ),
     Defect(
         "F",
-        "a loss does not free a rank that connects",
+        "a loss does not interrupt a rank that connects",
         connects_to_the_end,
         _CONFORMANCE,
         "test_a_loss_frees_a_rank_that_connects_on_the_device",
@@ -275,7 +275,7 @@ DEFECTS = (
     ),
     Defect(
         "G",
-        "a normal end aborts collectives that run",
+        "a normal end aborts running collectives",
         aborts_at_the_end,
         _CONFORMANCE,
         "test_a_rank_that_ends_first_brings_its_collectives_to_their_end",
@@ -283,7 +283,7 @@ DEFECTS = (
     ),
     Defect(
         "H",
-        "the watchdog sleeps with the lock of all collectives",
+        "the watchdog sleeps while it holds the lock of all collectives",
         watchdog_sleeps,
         _LOSSES,
         "test_an_error_that_the_library_finds_by_itself_starts_a_repair",
@@ -307,7 +307,7 @@ DEFECTS = (
     ),
     Defect(
         "K",
-        "a step is committed that the device has not ended",
+        "a step is committed before the device has completed it",
         commits_what_runs,
         _AHEAD,
         "test_a_step_that_the_device_had_not_ended_when_a_drain_began_is_no_snapshot",
@@ -315,7 +315,7 @@ DEFECTS = (
     ),
     Defect(
         "K",
-        "the host runs ahead without a limit",
+        "the host runs ahead of the device without a limit",
         runs_far_ahead,
         _AHEAD,
         "test_the_end_of_a_step_waits_for_the_step_before",
@@ -323,7 +323,7 @@ DEFECTS = (
     ),
     Defect(
         "K",
-        "survivors keep weights that the device had not written",
+        "survivors keep weights that the device had not written yet",
         keeps_live_weights,
         _LOSSES,
         "test_weights_of_a_step_that_the_device_had_not_ended_are_not_kept",
@@ -331,7 +331,7 @@ DEFECTS = (
     ),
     Defect(
         "K",
-        "errors that the library finds by itself are not asked for",
+        "errors that the library finds by itself are not checked",
         asks_for_no_error,
         _LOSSES,
         "test_an_error_that_the_library_finds_by_itself_starts_a_repair",
@@ -355,7 +355,7 @@ DEFECTS = (
     ),
     Defect(
         "O",
-        "a fake all-gather makes its output twice",
+        "a fake all-gather repeats one output",
         repeats_outputs,
         _LOSSES,
         "test_a_fake_gather_makes_no_second_output",
@@ -371,7 +371,7 @@ DEFECTS = (
     ),
     Defect(
         "S",
-        "an abort that fails goes unnoticed",
+        "a failed abort is not noticed",
         one_abort_that_fails_hides,
         _LOSSES,
         "test_an_abort_that_fails_keeps_a_rank_from_attaching",
@@ -386,4 +386,5 @@ DEFECTS = (
         "[False]",
     ),
 )
-"""N is a sentence of docs/gpu.md, P is in the core (`test_gpu_places`), R a number, and T was the lack of these tests."""
+"""Letters of the review without a defect here: N is a sentence of docs/gpu.md, P is tested in the core (`test_gpu_places`),
+R is a number, and T was the lack of these tests."""

@@ -1,4 +1,4 @@
-"""Ends of connections in one event loop, for tests: what an end hears is kept, and waited for with a bound."""
+"""Ends of connections in one event loop, for tests. An end keeps its messages, and waits for them with a bound."""
 
 import asyncio
 import socket
@@ -9,16 +9,16 @@ from kit.sealed import sealed_pair
 
 LOOPBACK = "127.0.0.1"
 BOUND_S = 10.0
-"""No wait of a test is longer."""
+"""The longest wait of a test."""
 
 
 def within_bound(main):
-    """Run the coroutine; fails if it takes longer than a test may."""
+    """Run the coroutine. Raise TimeoutError after the bound."""
     asyncio.run(asyncio.wait_for(main, 2 * BOUND_S))
 
 
 class Changes:
-    """Something that is told of, and waited for."""
+    """Changes that a test waits for."""
 
     def __init__(self):
         self._changed = asyncio.Event()
@@ -27,14 +27,14 @@ class Changes:
         self._changed.set()
 
     async def until(self, condition):
-        """Wait until it is true; looked at after each change."""
+        """Wait until the condition is true. It is checked after each change."""
         while not condition():
             self._changed.clear()
             await asyncio.wait_for(self._changed.wait(), BOUND_S)
 
 
 class End(Changes):
-    """A link that keeps what it hears, and why it ended."""
+    """A link that keeps the messages it receives, and the reason of its end."""
 
     def __init__(self, connection):
         super().__init__()
@@ -54,12 +54,12 @@ class End(Changes):
             self.link.send(message)
 
     async def hears(self, count):
-        """Return the first messages, once there are so many."""
+        """Wait for `count` messages, and return them."""
         await self.until(lambda: len(self.heard) >= count or self.lost)
         return self.heard[:count]
 
     async def is_lost(self):
-        """Return why, and whether the other side closed it."""
+        """Wait for the end of the link. Return the reason, and whether the other side closed it."""
         await self.until(lambda: self.lost)
         (only,) = self.lost
         return only
@@ -69,7 +69,7 @@ class End(Changes):
 
 
 class NodeEnd(End):
-    """A node's end: it confirms the end of the job."""
+    """A node's end of a link. It confirms the end of the job."""
 
     def _hear(self, message):
         if isinstance(message, peers.End):
@@ -78,7 +78,7 @@ class NodeEnd(End):
 
 
 def pair():
-    """Two ends of one connection."""
+    """The two ends of one connection."""
     one, other = sealed_pair()
     return End(one), End(other)
 

@@ -1,4 +1,4 @@
-"""A real etcd on loopback ports, in a folder of its own. It can be killed and started again."""
+"""A real etcd on loopback ports, in its own folder. It can be killed and started again."""
 
 import os
 import shutil
@@ -12,7 +12,7 @@ READY_S = 30.0
 
 
 def binary():
-    """Return the path of etcd, or None: DEADPOOL_TEST_ETCD, else from PATH."""
+    """Return the path of etcd: DEADPOOL_TEST_ETCD, or else the one in PATH. None if there is none."""
     return os.environ.get("DEADPOOL_TEST_ETCD") or shutil.which("etcd")
 
 
@@ -25,9 +25,9 @@ def _free_ports(count):
 
 
 class Etcd:
-    """One member, a cluster of its own. `tls` has the folder of `kit.certificate`; clients then use HTTPS.
+    """A cluster of one member. If `tls` is given, a folder of `kit.certificate`, clients use HTTPS.
 
-    With `namespace` it runs in that one of the network, at `address`.
+    If `namespace` is given, etcd runs in that network namespace, at `address`.
     """
 
     def __init__(self, home: Path, tls: Path | None = None, address: str = "127.0.0.1", namespace: str = ""):
@@ -71,12 +71,12 @@ class Etcd:
                 raise
 
     def kill(self):
-        """End it with SIGKILL, in the middle of whatever it does."""
+        """Kill etcd with SIGKILL."""
         self._process.kill()
         self._process.wait(READY_S)
 
     def ask(self, path, **body):
-        """Send a request of the administrator, before TLS or a login is needed."""
+        """Send an administrator's request. It works only without TLS, and before logins are required."""
         status, answer = HttpServer("127.0.0.1", self.port).ask("POST", path, body, {})
         assert status == 200, answer
         return answer

@@ -1,8 +1,8 @@
-"""Lets the host run ahead of the fake device: tensor operations are given to a stream, and the host goes on at once.
+"""Lets the host run ahead of the fake device: tensor operations go to a stream, and the host continues at once.
 
-An operation that returns new tensors runs twice: at once, on whatever its inputs hold by then, so that the host knows the
-shape, and in its turn on the stream, where its result is copied over that. Operations that change only what the host knows
-of a tensor (views) run at once. Whatever the host reads (`item`, `tolist`, `numpy`) waits for the stream, as on a GPU.
+An operation that returns new tensors runs twice. It runs at once, on the present contents of its inputs, so that the host
+knows the shape. It runs again in its turn on the stream, and its result replaces the first one. Views change only the host's
+data of a tensor, and run at once. Reads of the host (`item`, `tolist`, `numpy`) wait for the stream, as on a GPU.
 """
 
 import torch
@@ -13,7 +13,7 @@ _AT_ONCE = {"resize_", "set_", "_resize_output_", "record_stream", "lift_fresh",
 
 
 class Ahead(TorchDispatchMode):
-    """Of the thread that enters it: the main thread. Backward of CPU tensors runs there, too."""
+    """The mode of the main thread, which also runs the backward of CPU tensors."""
 
     def __init__(self, stream):
         super().__init__()
@@ -29,7 +29,7 @@ class Ahead(TorchDispatchMode):
         if torch.Tag.nondeterministic_seeded in func.tags or not all(map(_is_tensors, schema.returns)):
             self._stream.record().wait()
             return func(*args, **kwargs)
-        # Of the same memory, with a counter of writes of its own: the host has counted.
+        # An alias has its own version counter: the host has counted this write already.
         args, kwargs = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.data, (args, kwargs))
         if schema.is_mutable:
             self._stream.enqueue(lambda: func(*args, **kwargs))
@@ -47,7 +47,7 @@ class Ahead(TorchDispatchMode):
 
 
 def read_in_order(stream):
-    """Have the host wait for the stream where it reads a tensor's memory without an operation."""
+    """Make the host wait for the stream when it reads a tensor's memory without an operation."""
     for name in ("numpy", "tolist", "__array__"):
         plain = getattr(torch.Tensor, name)
 
@@ -67,7 +67,7 @@ def _is_tensors(returned):
 
 
 def _written(schema, args, kwargs, tensors):
-    """Return the arguments that the operation returns: those that it writes, in order."""
+    """Return the arguments that the operation writes, in order. It returns the same ones."""
     if not schema.returns:
         return None
     by_name = dict(zip((argument.name for argument in schema.arguments), args, strict=False)) | kwargs

@@ -1,4 +1,4 @@
-"""A communicator of the fake device, and its kernels. What each does is in the table of `fake_device`.
+"""A communicator of the fake device, and its kernels. The table in `fake_device` describes their behaviour.
 
 Peers exchange data over Gloo, in kernels: callables that run in order on the thread of a stream.
 """
@@ -21,12 +21,12 @@ from deadpool_run.worker.groups.collectives import COLLECTIVES
 from kit.fake_streams import FakeStream, HostStream
 
 VIOLATIONS_VARIABLE = "FAKE_DEVICE_VIOLATIONS"
-"""A file to which violations are appended too: for processes that a test cannot look into."""
+"""A file that violations are appended to, for processes that a test cannot inspect."""
 _BY_METHOD = {name: collective for collective in COLLECTIVES for name in collective.names}
 
 
 class FakeCommunicator:
-    """A communicator, and torch's backend around it."""
+    """A communicator, with the interface of a backend of torch."""
 
     _numbers = itertools.count()
 
@@ -54,7 +54,7 @@ class FakeCommunicator:
         self._sockets = gloo.Device()
         host, port = self._sockets.endpoint
         store.set(f"at{rank}", f"{host} {port}")
-        texts = [store.get(f"at{each}").decode() for each in range(size)]  # no abort ends this
+        texts = [store.get(f"at{each}").decode() for each in range(size)]  # no abort interrupts this
         self._peers = tuple((text.split()[0], int(text.split()[1])) for text in texts)
         pairs = dist.PrefixStore("pairs", store)
         backend = self._sockets.connect(pairs, rank, size, connect_timeout=timeout, timeout=timedelta(hours=1))
@@ -65,17 +65,17 @@ class FakeCommunicator:
         self.device.aborting(self)
         with self._lock:
             if self._inside:
-                self.device.violation(f"{self}: aborted while a thread is inside of a call")
+                self.device.violation(f"{self}: aborted while a thread is inside a call")
         self.aborted.set()
         for wake in list(self._on_abort):
             wake()
         if self._graphs:
-            threading.Event().wait()  # nobody destroys them
+            threading.Event().wait()  # nothing destroys the graphs
         if self.connected:
-            self.device.synchronize()  # freeing memory does
+            self.device.synchronize()  # as freeing memory does
 
     def free(self):
-        """Free what the abort has left."""
+        """Free the memory that is left after the abort."""
         if not self.stream.record().wait(5):
             self.device.violation(f"{self}: freed while its kernels run")
         self.stash.clear()
@@ -86,13 +86,13 @@ class FakeCommunicator:
 
     def shutdown(self):
         self.stream.record().wait()
-        self.aborted.set()  # no call may follow
+        self.aborted.set()  # later calls are violations
         self.stash.clear()
         self.stream.enqueue(None)
         self._gloo = self._sockets = None
 
     def fail(self, error):
-        """Find an error, as the watchdog does."""
+        """Report an error, as the watchdog does."""
         self.error = error
         holds = threading.Event()
 
@@ -142,25 +142,25 @@ class FakeCommunicator:
             is_async = all(getattr(part, "asyncOp", True) for part in parts)
             if self.device.depth:
                 if not self._coalescing:
-                    self.device.violation(f"{self}: {name} in a group of another communicator that nobody ends")
+                    self.device.violation(f"{self}: {name} in a group of another communicator, which is never ended")
                 self.device.queue(kernel)
                 return None
             if is_async:
                 return self._launch(kernel, kernel.outputs)
-        self.device.current.enqueue(kernel)  # outside of the call: it only blocks a CPU
+        self.device.current.enqueue(kernel)  # not inside a call: only a CPU blocks here
         if collective.name == "barrier":
             self.device.current.record().wait()
         return None
 
     def _launch(self, kernel, outputs):
         if self._dump_s and self._works.locked():
-            self.device.violation(f"{self}: a collective waits for the lock with which the watchdog sleeps")
+            self.device.violation(f"{self}: a collective waits for a lock that the watchdog holds while it sleeps")
         self.stream.wait_event(self.device.current.record())
         self.stream.enqueue(kernel)
         return FakeKernelWork(self, self.stream.record(), outputs, kernel.inputs)
 
     def run(self, calls):
-        """Exchange data; return what Gloo has written, or None if this communicator was aborted first."""
+        """Exchange data. Return the tensors that Gloo wrote, or None if this communicator was aborted first."""
         if self.aborted.is_set():
             return None
         done, staged, failed = threading.Event(), [], []
@@ -202,7 +202,7 @@ for _name in _BY_METHOD:
 
 
 class FakeKernel:
-    """One launch: the calls of a collective, or of a group of them."""
+    """One launch: the calls of one collective, or of a group of collectives."""
 
     def __init__(self, communicator, calls):
         self.communicator, self.calls = communicator, calls
@@ -223,7 +223,7 @@ class FakeKernel:
 
 
 class FakeKernelWork(dist.Work):
-    """The work of a launch."""
+    """The work that a launch returns."""
 
     def __init__(self, communicator, event, outputs, inputs):
         super().__init__()

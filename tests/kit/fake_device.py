@@ -1,29 +1,29 @@
-"""A device for collectives on CPU tensors, with NCCL's semantics where they differ from Gloo's: for tests without a GPU.
+"""A device for collectives on CPU tensors with NCCL's semantics, for tests without a GPU.
 
-A process that calls `use()` gives every CPU tensor of a deadpool group to it (`fake_communicator`). What a kernel, a
-communicator or the device does is what these sources say: PGN is ProcessGroupNCCL.cpp of torch 2.13 and .hpp its header there,
-which is also in the wheel; the other files are NCCL's, of 2.30.7.
+In a process that calls `use()`, the device runs all collectives of deadpool groups on CPU tensors (`fake_communicator`).
+The table names the source of each behaviour. PGN is ProcessGroupNCCL.cpp of torch 2.13; .hpp is its header, which is
+also in the wheel. The other files are those of NCCL 2.30.7.
 
-| here | there |
+| behaviour | source |
 | --- | --- |
 | a collective returns before it has run | PGN `collective` enqueues on the communicator's stream |
-| a synchronous one runs on the current stream and returns None | PGN `collective`: `asyncOp ? work : nullptr`; Types.hpp:124 |
+| a synchronous collective runs on the current stream and returns None | PGN `collective`: `asyncOp ? work : nullptr`; Types.hpp:124 |
 | a send or receive in a coalescing returns None | PGN `pointToPoint`: nullptr if `coalescing_state_` (.hpp:1411) |
-| a barrier goes by `opts.device` | ProcessGroup.hpp:860 |
+| a barrier uses the device in `opts.device` | ProcessGroup.hpp:860 |
 | `wait` makes the current stream wait, not the host | PGN `WorkNCCL::synchronize`: cudaStreamWaitEvent |
-| `wait(timeout)` blocks the host; late: aborts and raises | PGN `WorkNCCL::wait`, `handleException` |
+| `wait(timeout)` blocks the host; after the timeout it aborts and raises | PGN `WorkNCCL::wait`, `handleException` |
 | a kernel whose peer is lost hangs until the abort, then leaves garbage (here NaN) | src/device/primitives.h:154 `checkAbort` |
 | an abort waits for every kernel of the process | src/init.cc:267 `commFree`: cudaFree, cudaFreeHost (src/include/alloc.h:166, 568) |
 | an abort waits for the graphs that captured a collective | src/init.cc:2751: `while (comm->localPersistentRefs != 0)` |
-| an abort while a thread is inside a call is a violation, so is a call after it | usage/communicators.rst:505 |
-| group depth belongs to a thread; what is issued inside is launched at its end | src/group.cc:27 `thread_local ncclGroupDepth` |
-| a group's end on an aborted communicator raises, and leaves the depth | PGN `groupEnd`, `ncclActiveGroupCounter_` (.hpp:1468) |
-| connecting waits for the store, which no abort ends | PGN `initNCCLComm`: `store->get` of the unique id |
+| an abort while a thread is inside a call is a violation, and so is a call after an abort | usage/communicators.rst:505 |
+| each thread has a group depth; calls inside a group are launched at its end | src/group.cc:27 `thread_local ncclGroupDepth` |
+| a group's end on an aborted communicator raises, and keeps the depth | PGN `groupEnd`, `ncclActiveGroupCounter_` (.hpp:1468) |
+| connecting waits for the store, and no abort ends this wait | PGN `initNCCLComm`: `store->get` of the unique id |
 | tensors are kept until `wait` | PGN `stashed_for_allocator_safety_` (.hpp:495) |
-| a watchdog that finds an error sleeps with the lock that a collective takes | PGN `Watchdog::runLoop`: `getDumpTimeout() * 4` (.hpp:120) under `workMetaListMutex_` (.hpp:1382) |
-| a process that exits cuts its peers | the kernel closes its sockets and mappings |
+| a watchdog that finds an error holds the lock of all collectives while it sleeps | PGN `Watchdog::runLoop`: `getDumpTimeout() * 4` (.hpp:120) under `workMetaListMutex_` (.hpp:1382) |
+| the exit of a process breaks its peers' connections | the kernel closes its sockets and mappings |
 | a destroyed communicator waits for its kernels | PGN `shutdown`: finalize, `waitReady` |
-| errors say whose they are | PGN, NCCLUtils.hpp: the result code is in the text |
+| errors show who caused them | PGN, NCCLUtils.hpp: the result code is in the text |
 """
 
 import os
@@ -39,11 +39,11 @@ from kit.fake_communicator import VIOLATIONS_VARIABLE, FakeCommunicator
 from kit.fake_streams import FakeStream, HostStream
 
 LATENCY_S = 0.0005
-"""Of each kernel of a host that runs ahead: enough for a step's device work to take longer than the host's part."""
+"""Of each kernel of a host that runs ahead. It makes the device's part of a step longer than the host's."""
 
 
 def use():
-    """Make a fake device this process's, unless it has one; return it."""
+    """Return the fake device of this process. Make it at the first call."""
     defects.plant_named()
     device = choose.device_backend()
     if device is None:
@@ -69,7 +69,7 @@ class FakeDevice:
         self.launches = 0
         self.capturing = False
         self.inside = lambda: None
-        """Called by a thread that is inside of a call: a test can keep it there, or raise what the library would."""
+        """Called by a thread that is inside a call. A test can block the thread there, or raise an error of the library."""
         self.slow_create = lambda: None
         self.slow_connect = lambda: None
         self.aborting = lambda _communicator: None
@@ -125,13 +125,13 @@ class FakeDevice:
         return self.current.record()
 
     def run_ahead(self):
-        """Have the main thread's tensor operations run on a stream from now on, for good."""
+        """Run the main thread's tensor operations on a stream from now on."""
         if isinstance(self.current, HostStream):
             self.current = FakeStream("current", latency_s=LATENCY_S)
             fake_ahead.read_in_order(self.current)
             fake_ahead.Ahead(self.current).__enter__()
 
-    # --- what tests and communicators ask --------------------------------------------------------------------------
+    # --- for tests and communicators -------------------------------------------------------------------------------
 
     def violation(self, what):
         self.violations.append(what)
@@ -140,7 +140,7 @@ class FakeDevice:
                 file.write(f"{os.getpid()}: {what}\n")
 
     def synchronize(self):
-        """Wait for every kernel that has been given to any stream of the process."""
+        """Wait for all kernels on all streams of the process."""
         for communicator in list(self.communicators):
             communicator.stream.record().wait()
         if isinstance(self.current, HostStream):
@@ -154,7 +154,7 @@ class FakeDevice:
         self._group.depth += 1
 
     def group_end(self):
-        """Return what was issued in the group, if this is its outer end."""
+        """End a group of the thread. Return the kernels of the group if this is the outermost end."""
         self._group.depth -= 1
         return self._group.kernels if self._group.depth == 0 else []
 

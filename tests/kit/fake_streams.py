@@ -33,7 +33,7 @@ class FakeStream:
         self._thread.start()
 
     def join(self):
-        """Wait for the end of the thread, which None has ended in place of a kernel."""
+        """Wait for the end of the thread. None in place of a kernel ends it."""
         self._thread.join()
 
     def enqueue(self, kernel):
@@ -48,7 +48,7 @@ class FakeStream:
         self.enqueue(event.wait)
 
     def _run(self):
-        with torch.no_grad():  # a kernel knows no autograd
+        with torch.no_grad():  # kernels run without autograd
             while (kernel := self._kernels.get()) is not None:
                 time.sleep(self._latency_s)
                 kernel()
@@ -56,7 +56,7 @@ class FakeStream:
 
 
 class HostStream:
-    """The stream of ordinary tensor operations. On a CPU they run at once, so that the host is this stream."""
+    """The stream of ordinary tensor operations. On a CPU they run at once, so the host thread itself is this stream."""
 
     def __init__(self):
         self._ended = threading.Condition()

@@ -1,4 +1,4 @@
-"""A real job over several hosts, each of them a network namespace with an agent of its own, and what a test does to them."""
+"""A real job on several hosts, and what a test does to them. A host is a network namespace with an agent."""
 
 import contextlib
 import json
@@ -29,7 +29,7 @@ LINES_SHOWN = 40
 
 
 class Agent:
-    """One host's `deadpool-run`, which writes into files of its own."""
+    """The `deadpool-run` of one host. Its output goes to files of the host."""
 
     def __init__(self, host: int, command: Sequence[str], env: dict[str, str], folder: Path) -> None:
         self.host = host
@@ -44,11 +44,11 @@ class Agent:
 
     @property
     def output(self) -> str:
-        """The output of it and its workers so far."""
+        """The output of the agent and its workers so far."""
         return self._output.read_text(errors="replace")
 
     def everything(self, number: signal.Signals) -> list[int]:
-        """Send a signal to the agent and all that it started, at once; return the pids."""
+        """Send a signal to the agent and all its descendants at once. Return the pids."""
         found = marked(self.mark)
         for pid in sorted(found, key=lambda pid: pid != self.process.pid):
             with contextlib.suppress(ProcessLookupError):
@@ -57,10 +57,10 @@ class Agent:
 
 
 class Fleet:
-    """`hosts` agents, on namespaces `net`. The first host is the endpoint, so that its agent founds the job.
+    """`hosts` agents in the namespaces `net`. The first host is the endpoint, so its agent founds the job.
 
-    With `apart` they share no run directory, and each is told only where the first one is. `plant` is code that Python
-    runs on the first host before everything else: a bug.
+    With `apart` the agents share no run directory, and each knows only the address of the first one. `plant` is code, such
+    as a planted bug, that Python runs at its start on the first host.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class Fleet:
         return Account(self.events)
 
     def wait_until(self, met: Callable[[], Any], what: str, timeout_s: float = START_TIMEOUT_S) -> Any:
-        """Return the first true value of `met`, asked whenever a script has told anything or an agent has ended."""
+        """Return the first true value of `met`. It is called after each event of a script and each end of an agent."""
         deadline = time.monotonic() + timeout_s
         while not (value := met()):
             left = deadline - time.monotonic()
@@ -154,7 +154,7 @@ class Fleet:
         return value
 
     def wait_state(self, rank: int, version: int, *, pid_not: Sequence[int] = ()) -> Event:
-        """Return the first account of the rank at this version or later, by a process other than these."""
+        """Return the rank's first state at this version or later, from a process other than these."""
 
         def met() -> list[Event]:
             found = self.account.of("state", rank=rank)
@@ -163,11 +163,11 @@ class Fleet:
         return self.wait_until(met, f"rank {rank} at version {version}")[0]
 
     def wait_output(self, host: int, text: str, timeout_s: float = START_TIMEOUT_S) -> None:
-        """Wait until the host's agent has said this."""
+        """Wait until the host's agent has printed this text."""
         self.look_until(lambda: text in self.agents[host].output, f"{text!r} on host {host}", timeout_s)
 
     def look_until(self, seen: Callable[[], Any], what: str, timeout_s: float = START_TIMEOUT_S) -> None:
-        """Wait for what nothing can be waited for, such as what is in a file: look again whenever anything happens."""
+        """Check `seen` after every event until it is true: for contents of files, which cannot be waited for."""
         deadline = time.monotonic() + timeout_s
         while not seen():
             assert time.monotonic() < deadline, f"no {what} within {timeout_s} s\n{self.told()}"
@@ -195,7 +195,7 @@ class Fleet:
         return len(ready)
 
     def told(self) -> str:
-        """Return the end of everything that is known, for a failure's message."""
+        """Return the last output and events, for the message of a failure."""
         parts = {f"host {a.host} ({a.exit_code})": "\n".join(a.output.splitlines()[-LINES_SHOWN:]) for a in self.agents}
         parts["events"] = "\n".join(map(json.dumps, self.events[-16:]))
         parts["running"] = "\n".join(f"{a.host}: {pid} {c}" for a in self.agents for pid, c in marked(a.mark).items())
@@ -204,7 +204,7 @@ class Fleet:
     # --- acting --------------------------------------------------------------------------------------------------
 
     def status(self) -> dict[str, Any] | None:
-        """Return what the agent that leads says now; None while nobody does."""
+        """Return the leader's status; None while there is no leader."""
         for path in self.run_dir.rglob("control.sock"):
             with socket.socket(socket.AF_UNIX) as sock, contextlib.suppress(OSError):
                 sock.settimeout(5)
@@ -217,7 +217,7 @@ class Fleet:
         return None
 
     def wait_whole(self, hosts: int, spares: int, timeout_s: float = START_TIMEOUT_S) -> None:
-        """Wait until so many nodes are in the job, so many workers are ready, and it runs."""
+        """Wait until the job runs with `hosts` nodes and `spares` ready spares."""
         deadline = time.monotonic() + timeout_s
         while True:
             found = self.status()
@@ -228,7 +228,7 @@ class Fleet:
             self._read(0.05)
 
     def wait_voters(self, hosts: int, *lost: int) -> list[int]:
-        """Wait until so many hosts' agents elect the leader, and none of the lost ones; return them."""
+        """Wait until `hosts` hosts are voters, and none of the lost ones is. Return the voters."""
         found: list[int] = []
 
         def are_there() -> bool:
@@ -240,13 +240,13 @@ class Fleet:
         return found
 
     def restart(self, host: int) -> None:
-        """Start a fresh agent on a host whose last one is gone."""
+        """Start an agent again on a host whose agent has ended."""
         self.wait_exit([host])
         os.close(self.agents[host].pidfd)
         self.agents[host] = self.start(host)
 
     def release(self, count: int = 1) -> None:
-        """Let so many processes go on that were told to wait for the test, now or later."""
+        """Let `count` processes continue that wait for the test, now or later."""
         os.write(self._gate, bytes(count))
 
     def power_off(self, host: int) -> None:
@@ -254,11 +254,11 @@ class Fleet:
         self.agents[host].everything(signal.SIGKILL)
 
     def kill(self, rank: int) -> None:
-        """Kill the process that holds the rank, by its own account."""
+        """Kill the process that holds the rank, according to the script's events."""
         os.kill(self.account.pids(rank)[-1], signal.SIGKILL)
 
     def pause(self, hosts: Sequence[int], timeouts: float) -> None:
-        """Stop all of these hosts for so many node timeouts."""
+        """Stop all processes of these hosts for `timeouts` node timeouts."""
         for host in hosts:
             self.agents[host].everything(signal.SIGSTOP)
         threading.Event().wait(timeouts * self.node_timeout_s)
@@ -274,7 +274,7 @@ class Fleet:
                 pytest.skip(f"connections cannot be reset here: {done.stderr.strip()}")
 
     def host_of(self, rank: int) -> int:
-        """Return the host whose process holds the rank, by its own account."""
+        """Return the host whose process holds the rank, according to the script's events."""
         pid = self.account.pids(rank)[-1]
         return next(agent.host for agent in self.agents if pid in marked(agent.mark))
 
@@ -284,7 +284,7 @@ class Fleet:
         return [json.loads(line) for line in lines]
 
     def effects(self) -> list[dict[str, Any]]:
-        """Return all that any coordinator ordered."""
+        """Return all orders of all coordinators."""
         journals = [path.parent for path in self.run_dir.rglob("journal.jsonl")]
         return [effect for folder in journals for line in self.journal(folder) for effect in line["effects"]]
 
@@ -293,7 +293,7 @@ class Fleet:
     def check_repaired(
         self, reference: States, lost: Sequence[int], hosts: Sequence[int], timeout_s: float = 120.0
     ) -> None:
-        """Wait for the end of these hosts' agents, and assert all that is promised of a job that lost these ranks."""
+        """Wait for the end of these hosts' agents. Assert every promise for a job that lost these ranks."""
         assert self.wait_exit(hosts, timeout_s) == [0] * len(hosts), self.told()
         self.account.check_same_as(reference)
         world_size = 1 + max(rank for rank, _ in reference)
@@ -305,7 +305,7 @@ class Fleet:
     # --- the end -------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """End the job if it runs, and release what this holds."""
+        """End the job if it runs, and close all files."""
         left = {}
         for agent in self.agents:
             if agent.exit_code is None:

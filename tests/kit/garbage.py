@@ -1,11 +1,11 @@
-"""Bytes as a stranger sends them, for decoders: random ones, JSON of all kinds, and JSON that is hard on a decoder."""
+"""Hostile input for decoders: random bytes, JSON of all kinds, and JSON that strains a decoder."""
 
 import json
 
 from hypothesis import strategies as st
 
 PLAIN = st.none() | st.booleans() | st.integers() | st.integers(-(1 << 70), 1 << 70) | st.floats() | st.text()
-"""Values without a structure. `json.dumps` writes lone surrogates as escapes, and NaN."""
+"""JSON values of any kind, with lone surrogates (`json.dumps` escapes them) and NaN."""
 
 JSON = st.recursive(
     PLAIN,
@@ -13,7 +13,7 @@ JSON = st.recursive(
     max_leaves=10,
 )
 DEEP = 20_000
-"""More brackets than any stack holds."""
+"""More brackets than fit any stack."""
 HARD = [
     b"",
     b"\xff\xfe{",
@@ -38,7 +38,7 @@ def texts(parts=JSON):
 
 
 def changed(example):
-    """The JSON of a good example with some values in it replaced."""
+    """The JSON of a valid example with some of its values replaced."""
     good = json.loads(example)
 
     @st.composite

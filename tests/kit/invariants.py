@@ -31,9 +31,9 @@ def _broken(settings: Settings, state: State) -> Iterator[str]:
 
 def _broken_counters(state: State) -> Iterator[str]:
     if (kept := _of_members(state.member_counters)) != (counted := _of_members(MemberCounters(state.members))):
-        yield f"members are counted wrongly: {kept}, not {counted}"
+        yield f"the counters of members are wrong: {kept}, not {counted}"
     if (seats := _of_seats(state.seat_counters)) != (anew := _of_seats(SeatCounters(state.seats))):
-        yield f"seats are counted wrongly: {seats}, not {anew}"
+        yield f"the counters of seats are wrong: {seats}, not {anew}"
 
 
 def _of_members(kept: MemberCounters) -> tuple[object, ...]:
@@ -67,7 +67,7 @@ def _broken_nodes(settings: Settings, state: State) -> Iterator[str]:
         yield f"epoch {state.epoch} may have been used before term {state.term}"
     for node, shortage in state.shortages.items():
         if node not in state.nodes or (shortage.refused and shortage.until is None):
-            yield f"{node} is lost, or refuses copies and is not avoided: {shortage}"
+            yield f"{node} is lost, or it refuses copies without being avoided: {shortage}"
     for rank, buddies in enumerate(state.buddies):
         if len(set(buddies)) < len(buddies) or (state.phase is JobPhase.RUNNING and state.seats[rank].node in buddies):
             yield f"the copies of rank {rank} are not on other nodes: {buddies}"
@@ -87,10 +87,10 @@ def _broken_relocation(state: State) -> Iterator[str]:
     for node in state.released:
         held = {buddy for buddies in state.buddies for buddy in buddies}
         if state.phase is JobPhase.RUNNING and (node in held or any(state.owner(r) for r in state.ranks_on(node))):
-            yield f"{node} may leave, and has a rank or a copy"
+            yield f"{node} may leave, but has a rank or a copy"
     for member in state.members.values():
         if member.planned and member.phase is not MemberPhase.ENDING:
-            yield f"worker {member.worker} was ended for a drain, and is {member.phase}"
+            yield f"worker {member.worker} was ended for a drain, but is {member.phase}"
 
 
 def _broken_seats(settings: Settings, state: State) -> Iterator[str]:
@@ -109,19 +109,19 @@ def _broken_seats(settings: Settings, state: State) -> Iterator[str]:
 def _broken_members(state: State) -> Iterator[str]:
     for worker, member in state.members.items():
         if worker != member.worker or worker >= state.next_worker:
-            yield f"worker {worker} is filed wrongly, or its number may be given again"
+            yield f"worker {worker} has the wrong key, or its number may be used again"
         if member.rank is not None and state.seats[member.rank].owner != worker:
-            yield f"worker {worker} claims rank {member.rank} of another"
+            yield f"worker {worker} has rank {member.rank}, which another worker owns"
         if member.rank is not None and member.phase not in HOLDS_RANK:
             yield f"worker {worker} holds a rank while {member.phase}"
         if member.rank is None and member.phase in HOLDS_RANK - {MemberPhase.ENDING}:
             yield f"worker {worker} holds no rank while {member.phase}"
         if member.claimed is not None and (member.rank is not None or member.phase is not MemberPhase.ENDING):
-            yield f"worker {worker} was given rank {member.claimed} by another coordinator, and is not ended for it"
+            yield f"worker {worker} got rank {member.claimed} from another coordinator, but is not ended"
         if member.phase is MemberPhase.ENDED:
-            yield f"worker {worker} has ended and is remembered"
+            yield f"worker {worker} has ended, but is still recorded"
         if member.replacement and member.phase in ATTACHED:
-            yield f"worker {worker} is attached and still a replacement"
+            yield f"worker {worker} is attached, but still a replacement"
 
 
 def _broken_phase(settings: Settings, state: State) -> Iterator[str]:
@@ -135,7 +135,7 @@ def _broken_phase(settings: Settings, state: State) -> Iterator[str]:
         if not all(seat.sealed for seat in state.seats):
             yield "running, but a rank cannot be rehearsed"
     if state.phase is JobPhase.REPAIRING and state.repair is None:
-        yield "repairing, but nothing is repaired"
+        yield "repairing without a repair"
     left = held + len(state.vacant()) < settings.world_size
     if (
         state.phase is JobPhase.REPAIRING
@@ -144,7 +144,7 @@ def _broken_phase(settings: Settings, state: State) -> Iterator[str]:
     ):
         yield "repairing a world that a rank has left"
     if (state.phase in _OVER) != (state.stop is not None and bool(state.stop.reason)):
-        yield "stopping without a reason, or a reason to stop without stopping"
+        yield "stopping without a reason, or not stopping despite a reason"
     if state.phase is JobPhase.STOPPED and state.members:
         yield "stopped, but a worker is left"
     if state.epoch == 0 and state.phase not in (JobPhase.NEW, *_OVER):
@@ -160,7 +160,7 @@ def _broken_repair(state: State) -> Iterator[str]:
     if repair.resume is not None:
         for seat in state.seats:
             if seat.held is not None and repair.resume not in seat.held:
-                yield f"rank {seat.rank} is to resume from {repair.resume}, which it does not hold"
+                yield f"rank {seat.rank} shall resume from {repair.resume}, which it does not hold"
     if repair.resume is None and state.phase is JobPhase.REPAIRING:
         early = state.in_phase(MemberPhase.RESTORING, MemberPhase.RESTORED, MemberPhase.ATTACHING, *ATTACHED)
         if early:

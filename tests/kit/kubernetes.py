@@ -1,8 +1,8 @@
-"""A small API server of Kubernetes: Leases over HTTPS, with the rules of the real one that a client can run into.
+"""A small API server with Kubernetes' rules for Leases, over HTTPS.
 
-It is not Kubernetes. Its rules are those of the API's documentation and of the server's source: pkg/apis/coordination
-(validation: `validation.go`), pkg/registry/coordination/lease (strategy: no unconditional update, create on update not
-asked for), and apiserver/pkg/registry/generic/registry/store.go (resource versions).
+It is not Kubernetes. Its rules come from the API's documentation and from the server's source: pkg/apis/coordination
+(`validation.go`), pkg/registry/coordination/lease (its strategy refuses unconditional updates, and updates of absent
+objects), and apiserver/pkg/registry/generic/registry/store.go (resource versions).
 """
 
 import json
@@ -38,7 +38,7 @@ class KubernetesApi:
         self.leases = {}
         self.conflicts = 0
         self.answers_to_lose = 0
-        """The next requests that change something do so, and get no answer."""
+        """The number of changing requests from now on that are performed, but not answered."""
         self._version = 1000
         self._lock = threading.Lock()
         home.mkdir()
@@ -59,7 +59,7 @@ class KubernetesApi:
         self._server.server_close()
 
     def answer(self, method, path, token, body):
-        """Return status and content; None if the answer is lost."""
+        """Return the status and content of the answer; None if the answer is lost."""
         with self._lock:
             try:
                 status, lease = self._serve(method, path, token, body)
@@ -171,10 +171,10 @@ _FIELDS = {
 
 
 class _Server(ThreadingHTTPServer):
-    daemon_threads = False  # so that server_close waits for them
+    daemon_threads = False  # server_close waits for them
 
     def handle_error(self, request, client_address):
-        """A client that was killed is no error."""
+        """Print nothing: tests kill clients."""
 
 
 def _handler(api):

@@ -1,4 +1,4 @@
-"""A control group with a memory limit, made for one test; it needs root, as in a container of CI."""
+"""A control group with a memory limit, for one test. It needs root, as in a CI container."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +10,7 @@ _V1, _V2 = Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")
 
 
 class MemoryGroup:
-    """A group. Processes join it by themselves; it must be empty at the end."""
+    """A control group. Processes join it by themselves, and it must be empty at the end."""
 
     def __init__(self, path: Path, *, is_v1: bool) -> None:
         self.path = path
@@ -22,13 +22,13 @@ class MemoryGroup:
         (self.path / name).write_text(str(nbytes), encoding="ascii")
 
     def peak(self) -> int:
-        """Return the most that was used, in bytes."""
+        """Return the peak memory use, in bytes."""
         return int(
             (self.path / ("memory.max_usage_in_bytes" if self._is_v1 else "memory.peak")).read_text(encoding="ascii")
         )
 
     def kills(self) -> int:
-        """Return how many processes the kernel has ended for lack of memory."""
+        """Return the number of processes that the kernel's OOM killer has ended."""
         told = (self.path / ("memory.oom_control" if self._is_v1 else "memory.events")).read_text(encoding="ascii")
         return int(dict(line.split() for line in told.splitlines())["oom_kill"])
 
@@ -39,7 +39,7 @@ class MemoryGroup:
 
 @contextmanager
 def memory_group(name: str) -> Iterator[MemoryGroup]:
-    """Make a group below that of this process; skip the test where that is not allowed."""
+    """Make a control group below this process's group. Skip the test if that is not allowed."""
     for line in Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines():
         _, controllers, own = line.split(":", 2)
         is_v1 = "memory" in controllers.split(",")
@@ -53,7 +53,7 @@ def memory_group(name: str) -> Iterator[MemoryGroup]:
         group = MemoryGroup(path, is_v1=is_v1)
         try:
             group.limit(1 << 40)
-        except OSError:  # no memory controller here
+        except OSError:  # no memory controller
             path.rmdir()
             continue
         try:
@@ -61,4 +61,4 @@ def memory_group(name: str) -> Iterator[MemoryGroup]:
         finally:
             path.rmdir()
         return
-    pytest.skip("no control group with a memory limit can be made here")
+    pytest.skip("this machine does not allow a control group with a memory limit")

@@ -17,11 +17,11 @@ _numbers = itertools.count()
 
 
 def refused():
-    """Why no namespace can be made here; None if one can."""
+    """Return why this machine refuses a namespace; None if it does not."""
     probe = f"dp{os.getpid():x}probe"
     made = subprocess.run(["ip", "netns", "add", probe], capture_output=True, text=True, check=False)
     if made.returncode != 0:
-        return f"a network namespace cannot be made here: {made.stderr.strip()}"
+        return f"cannot make a network namespace: {made.stderr.strip()}"
     _ip("netns", "del", probe)
     return None
 
@@ -46,7 +46,7 @@ class Hosts:
             _ip("-n", name, "link", "set", "eth0", "up")
 
     def cut(self, host):
-        """Drop every packet from and to the host; nobody is told."""
+        """Drop every packet from and to the host, without an error to anyone."""
         _ip("-n", self.hub, "link", "set", f"p{host}", "nomaster")
 
     def mend(self, host):
@@ -60,9 +60,9 @@ class Hosts:
             _ip("-n", self.names[host], *nobody, "dev", "eth0", "nud", "permanent")
 
     def reject(self, host, *, undo=False):
-        """Answer every packet from and to the host with a reset, as a firewall does; or let them through again.
+        """Answer every packet from and to the host with a reset, as a firewall does. `undo` lets packets through again.
 
-        The other's address is made one of the sender's own, at which nobody listens.
+        Each host gets the other's address as a local one, where nothing listens.
         """
         for other, address in enumerate(self.addresses):
             if other != host:
@@ -71,7 +71,7 @@ class Hosts:
                     _ip("-n", self.names[here], *route)
 
     def part(self, hosts):
-        """Have these hosts reach only each other, and the others only each other; nobody is told."""
+        """Split the network into these hosts and the others, without an error to anyone."""
         _ip("-n", self.hub, "link", "add", "other", "type", "bridge")
         _ip("-n", self.hub, "link", "set", "other", "up")
         for host in hosts:
@@ -84,7 +84,7 @@ class Hosts:
 
 
 def enter(namespace):
-    """Let this thread, and those that it starts, live there."""
+    """Move this thread, and those that it starts later, into the namespace."""
     with Path(f"/run/netns/{namespace}").open() as handle:
         if _libc.setns(handle.fileno(), _CLONE_NEWNET) != 0:
             raise OSError(ctypes.get_errno(), f"setns {namespace}")
@@ -112,7 +112,7 @@ class NetworkWorld(World):
         return self._start(_main_on, self.hosts.names[home], self.hosts.addresses[home], place, target, args)
 
     def close(self):
-        """End what still runs."""
+        """End all processes, also the one with the store."""
         super().close()
         self._let_go.close()
         self._keeper.join(TIMEOUT.total_seconds())
@@ -129,7 +129,7 @@ def _keep_store(pipe, namespace, address):
     enter(namespace)
     store = dist.TCPStore(address, 0, is_master=True, wait_for_workers=False, timeout=TIMEOUT)
     pipe.send(store.port)
-    pipe.poll(None)  # until the test lets go
+    pipe.poll(None)  # until the test closes its end
 
 
 def _ip(*words):
@@ -137,7 +137,7 @@ def _ip(*words):
 
 
 def on_host(hosts, host, make):
-    """Return what `make` returns on a thread that lives in the network of one of the hosts."""
+    """Return the result of `make`, called on a thread in the host's network namespace."""
     made = []
 
     def live():

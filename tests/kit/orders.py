@@ -1,4 +1,4 @@
-"""Orders as an agent gives them, for tests of either side."""
+"""Example orders of an agent, for tests of agents and workers."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from deadpool_run.wire.messages import Assign
 
 
 def assign(**changed: Any) -> Assign:
-    """Return an assignment of the only rank of a world that begins, with these fields changed."""
+    """Return the first assignment in a world of one rank, with these fields changed."""
     fields: dict[str, Any] = {
         "rank": 0,
         "local_rank": 0,

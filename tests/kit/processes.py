@@ -1,4 +1,4 @@
-"""Running processes: found in /proc, awaited by pidfd."""
+"""Finding processes in /proc, and waiting for their end by pidfd."""
 
 import contextlib
 import os
@@ -8,19 +8,19 @@ import time
 from pathlib import Path
 
 MARK = "KIT_MARK"
-"""Variable in the environment of everything that a cluster starts, inherited by fork and exec alike."""
+"""The environment variable that marks all processes of a cluster. They inherit it by fork and exec."""
 
 LOOKS = 1000
 
 
 def marked(mark: str) -> dict[int, str]:
-    """Return the processes that were started under a mark: pid to command line. Zombies have none and are not seen."""
+    """Return the running processes with a mark: pid to command line. Zombies are not among them."""
     needle = f"{MARK}={mark}\0".encode()
     found = {}
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
             continue
-        with contextlib.suppress(OSError):  # gone meanwhile
+        with contextlib.suppress(OSError):  # it has ended
             if needle in (entry / "environ").read_bytes() + b"\0":
                 found[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
     return found
@@ -48,7 +48,7 @@ def wait_dead(pid: int, timeout_s: float = 10.0) -> bool:
 
 
 def wait_gone(mark: str, timeout_s: float) -> dict[int, str]:
-    """Wait until nothing runs under the mark, at most so long; return what still does."""
+    """Wait up to `timeout_s` until no process has the mark. Return those that still run."""
     deadline = time.monotonic() + timeout_s
     while left := marked(mark):
         for pid in left:
@@ -60,7 +60,7 @@ def wait_gone(mark: str, timeout_s: float) -> dict[int, str]:
 
 
 def kill_marked(mark: str) -> None:
-    """End whatever runs under the mark; for a cluster that a failed test leaves behind."""
+    """Kill all processes with the mark: those of a cluster that a failed test has left."""
     for pid in marked(mark):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
@@ -68,7 +68,7 @@ def kill_marked(mark: str) -> None:
 
 
 def thread_names(pid: int) -> set[str]:
-    """Return the names that a process's threads have for the kernel; none if it is gone."""
+    """Return the kernel's names of a process's threads. Empty if the process has ended."""
     names = set()
     with contextlib.suppress(OSError):
         for task in Path(f"/proc/{pid}/task").iterdir():
@@ -77,10 +77,10 @@ def thread_names(pid: int) -> set[str]:
 
 
 def descriptors() -> dict[int, str]:
-    """Return this process's open descriptors and what they are of."""
+    """Return this process's open descriptors, and their files."""
     found = {}
     for entry in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(OSError):  # the listing's own
+        with contextlib.suppress(OSError):  # the descriptor of this listing
             found[int(entry.name)] = str(entry.readlink())
     return found
 
@@ -88,7 +88,7 @@ def descriptors() -> dict[int, str]:
 def children() -> set[int]:
     """Return this process's children, zombies included."""
     for _ in range(LOOKS):
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread ended: others have its children now
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread ended: its children moved
             return {
                 int(pid)
                 for task in Path("/proc/self/task").iterdir()

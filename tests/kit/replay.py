@@ -1,4 +1,4 @@
-"""Replays a journal: puts its events to this version of the coordinator, and compares the orders that follow."""
+"""Replays a journal: gives its events to the coordinator of this version, and compares the resulting orders."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ _GAP = b'{"dropped":'
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """A line at which this version of the coordinator decides otherwise than the version that wrote the journal."""
+    """A line where this version of the coordinator decides differently from the version that wrote the journal."""
 
     line: int
     entry: Entry
@@ -46,13 +46,13 @@ class Replay:
     entries: int
     divergences: tuple[Divergence, ...]
     torn: bool
-    """The last line is incomplete: its writer died."""
+    """Whether the last line is incomplete because its writer died."""
     dropped: int
-    """Entries that are missing."""
+    """The number of missing entries."""
 
 
 def replay(path: Path) -> Replay:
-    """Put every event of a journal to a new coordinator. Raises OSError, and `ProtocolError` for any other file."""
+    """Give every event of a journal to a new coordinator. Raises OSError, or `ProtocolError` if the file is no journal."""
     lines = path.read_bytes().split(b"\n")
     torn = bool(lines.pop())
     if not lines:

@@ -1,4 +1,4 @@
-"""Connections between agents without a greeting: both ends of a test know the keys."""
+"""Connections between agents without a greeting. Both ends use a fixed key."""
 
 import socket
 
@@ -9,11 +9,11 @@ _KEY = bytes(range(KEY_BYTES))
 
 
 def sealed(sock):
-    """The connection as after a greeting. Both directions have one key, so that it does not matter which end this is."""
+    """Return the connection in its state after a greeting. Both directions have the same key, so both ends are alike."""
     return PeerConnection(sock, Seal(_KEY), Seal(_KEY))
 
 
 def sealed_pair():
-    """Two ends of one connection."""
+    """Return the two ends of one connection."""
     one, other = socket.socketpair()
     return sealed(one), sealed(other)

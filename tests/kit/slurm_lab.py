@@ -1,10 +1,10 @@
-"""A real Slurm of several pretend nodes on this machine: Debian's `slurm-wlm` is enough, no root, no munge, no cgroups.
+"""A real Slurm with several simulated nodes on this machine. It needs Debian's `slurm-wlm`, but no root, munge or cgroups.
 
-Every daemon is a child of the test (`-D`: it stays in the foreground), in a folder and on ports of its own, so that
-labs do not meet each other, nor a Slurm that this machine may belong to. A node's processes are known by what they
-carry: its daemons hold its log file, its tasks have its name in their environment.
+Every daemon is a child of the test (`-D`: it stays in the foreground), with its own folder and ports. So labs do not meet
+each other or a Slurm to which this machine belongs. A node's daemons are recognized by its open log file, its tasks by
+its name in their environment.
 
-`python -m kit.slurm_lab [FOLDER]`, in the tests folder, keeps one up until it is interrupted, to try things by hand.
+`python -m kit.slurm_lab [FOLDER]`, in the tests folder, runs a lab until you interrupt it.
 """
 
 import contextlib
@@ -67,7 +67,7 @@ _NODE = "NodeName={name} NodeHostname={host} NodeAddr=127.0.0.{last} Port={port}
 
 
 def missing() -> str | None:
-    """Return why there can be no lab here; None if there can."""
+    """Return why this machine cannot run a lab; None if it can."""
     absent = [name for name in PROGRAMS if _program(name) is None]
     return f"no Slurm here ({', '.join(absent)} not found): see `make test-slurm`" if absent else None
 
@@ -77,7 +77,7 @@ def _program(name: str) -> str | None:
 
 
 class SlurmLab:
-    """`nodes` pretend nodes, n1 and so on, in two leaves; `home` is an empty folder. Up once made; `close` it."""
+    """`nodes` simulated nodes, n1 and so on, in two failure domains. `home` is an empty folder. Call `close` at the end."""
 
     def __init__(self, home: Path, nodes: int = 4, silence_s: int = 20) -> None:
         self.home = home
@@ -109,8 +109,7 @@ class SlurmLab:
             user=getpass.getuser(),
             home=self.home,
             controller_port=controller,
-            first_job=100
-            * controller,  # of its own as well: agents of one machine would meet those of another lab's job
+            first_job=100 * controller,  # unique, too: agents of two labs must not meet
             silence_s=silence_s,
             nodes="\n".join(described),
             names=",".join(self.nodes),
@@ -125,13 +124,13 @@ class SlurmLab:
         )
         (self.home / "etc/slurm.conf").write_text(text)
         (self.home / "etc/topology.conf").write_text("\n".join(topology) + "\n")
-        # Devices that every machine has stand for GPUs, which Slurm only gives the numbers of.
+        # Devices that every machine has take the place of GPUs: Slurm only passes their numbers.
         (self.home / "etc/gres.conf").write_text("Name=gpu File=/dev/zero\nName=gpu File=/dev/full\n")
-        # 22.05 refuses `disabled`, which is right from 23.02 on; v1 is loaded there and never used.
+        # 22.05 refuses `disabled`, the correct value from 23.02 on. It loads v1 and never uses it.
         (self.home / "etc/cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
 
     def _write_commands(self) -> None:
-        """Put this source tree's `deadpool-run` and `python` where a batch script finds them."""
+        """Put this source tree's `deadpool-run` and `python` into the PATH of batch scripts."""
         root = Path(__file__).parents[2]
         for name, words in (("deadpool-run", "-m deadpool_run "), ("python", "")):
             command = self.home / "bin" / name
@@ -140,7 +139,7 @@ class SlurmLab:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The environment of every command of this lab, without variables of a Slurm job or launcher around the test."""
+        """The environment of this lab's commands, without variables of a Slurm job or launcher that runs the test."""
         outer = ("SLURM", "SBATCH", "SQUEUE", "SALLOC", "DEADPOOL_", "PET_", "TORCHELASTIC_")
         path = (str(self.home / "bin"), *dict.fromkeys(str(Path(_program(name) or name).parent) for name in PROGRAMS))
         return {
@@ -192,7 +191,7 @@ class SlurmLab:
     def sbatch(
         self, script: str | Path, *options: str, env: Mapping[str, str] | None = None, words: Sequence[str] = ()
     ) -> "Job":
-        """Submit a batch script (its text, or its path), which is given these words."""
+        """Submit a batch script (its text, or its path) with these arguments."""
         if isinstance(script, str):
             path = self.work / f"script{len(list(self.work.glob('script*.sh')))}.sh"
             path.write_text(script)
@@ -202,12 +201,12 @@ class SlurmLab:
         return Job(self, int(told.partition(";")[0]))
 
     def states(self) -> dict[str, str]:
-        """Return what Slurm thinks of each node."""
+        """Return the state of each node, as Slurm reports it."""
         lines = self.run("sinfo", "-h", "-N", "-o", "%N %T").stdout.splitlines()
         return dict(line.split() for line in lines)
 
     def wait_until(self, met: Callable[[], Any], what: str, timeout_s: float = COMMAND_TIMEOUT_S) -> Any:
-        """Return the first true value of `met`; Slurm has nothing that one could wait for, so this asks again."""
+        """Return the first true value of `met`. It is polled, because Slurm offers nothing to wait for."""
         deadline = time.monotonic() + timeout_s
         while not (value := met()):
             assert time.monotonic() < deadline, f"no {what} within {timeout_s} s\n{self.told()}"
@@ -222,14 +221,14 @@ class SlurmLab:
     # --- nodes ---------------------------------------------------------------------------------------------------
 
     def pids(self, node: str) -> list[int]:
-        """Return the node's daemons and tasks, and all that these started; children before their parents."""
+        """Return the node's daemons, tasks and their descendants, children before their parents."""
         log, own = str(self.home / f"log/{node}.log"), set()
         parents: dict[int, int] = {}
         needles = (f"SLURMD_NODENAME={node}\0".encode(), f"SLURM_CONF={self.home}/etc/slurm.conf\0".encode())
         for entry in Path("/proc").iterdir():
             if not entry.name.isdigit() or int(entry.name) == os.getpid():
                 continue
-            with contextlib.suppress(OSError):  # gone meanwhile
+            with contextlib.suppress(OSError):  # it has ended
                 pid, stat = int(entry.name), (entry / "stat").read_bytes().rpartition(b")")[2].split()
                 if stat[0] == b"Z":
                     continue
@@ -242,10 +241,10 @@ class SlurmLab:
         return sorted(own, key=lambda pid: _depth(pid, parents), reverse=True)
 
     def kill_node(self, node: str) -> None:
-        """Cut the node's power. Slurm does not know until it is told (`mark_down`) or has waited for SlurmdTimeout."""
-        self.freeze_node(node)  # first, so that nobody has the time to start another, or to speak
-        # Children first: the kernel wakes a stopped process (SIGHUP, SIGCONT) whose parent ends, and srun, so woken, has
-        # the time to end its step on all other nodes.
+        """Cut the node's power. Slurm notices it with `mark_down`, or after SlurmdTimeout."""
+        self.freeze_node(node)  # first, so that no process can start another or send a message
+        # Children first: when a parent ends, the kernel wakes its stopped children (SIGHUP, SIGCONT). A woken srun
+        # would have the time to end its step on all other nodes.
         while pids := self.pids(node):
             _signal(pids, signal.SIGKILL)
             daemon = self._daemons.get(node)
@@ -254,22 +253,22 @@ class SlurmLab:
                 del self._daemons[node]
 
     def freeze_node(self, node: str) -> None:
-        """Stop all of the node: its connections stay open, and are silent."""
+        """Stop all processes of the node: its connections stay open, and are silent."""
         stopped: set[int] = set()
         while fresh := set(self.pids(node)) - stopped:
             _signal(fresh, signal.SIGSTOP)
             stopped |= fresh
 
     def thaw_node(self, node: str) -> None:
-        """Let a frozen node go on."""
+        """Let a frozen node continue."""
         _signal(self.pids(node), signal.SIGCONT)
 
     def mark_down(self, node: str) -> None:
-        """Tell Slurm that the node is dead, which it would otherwise find out after SlurmdTimeout."""
+        """Tell Slurm that the node is dead. It would notice by itself after SlurmdTimeout."""
         self.run("scontrol", "update", f"nodename={node}", "state=down", "reason=lab")
 
     def lose_node(self, node: str) -> None:
-        """Cut the node's power, and let Slurm notice at once."""
+        """Cut the node's power, and tell Slurm at once."""
         self.kill_node(node)
         self.mark_down(node)
 
@@ -277,7 +276,7 @@ class SlurmLab:
         """Start a killed node again, and wait until it takes work."""
         for left in (self.home / "spool" / node).glob(f"{node}_*"):
             left.unlink()
-        for left in (self.home / "spool" / node).glob("job*"):  # Slurm would refuse to run the same job here again
+        for left in (self.home / "spool" / node).glob("job*"):  # with it, Slurm refuses to run the same job here again
             rmtree(left)
         self._start("slurmd", "-N", node, node=node)
         self.run("scontrol", "update", f"nodename={node}", "state=resume")
@@ -306,7 +305,7 @@ class SlurmLab:
         for daemon in self._daemons.values():
             daemon.kill()
             daemon.wait(10)
-        # What has left its node's name behind, and commands of the login node.
+        # Processes without their node's name, and commands of the login node.
         needle = f"SLURM_CONF={self.home}/etc/slurm.conf\0".encode()
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit() and int(entry.name) != os.getpid():
@@ -330,11 +329,11 @@ class Job:
 
     @property
     def state(self) -> str:
-        """Slurm's word for it, such as RUNNING or COMPLETED."""
+        """The job's state in Slurm, such as RUNNING or COMPLETED."""
         return self.field("JobState")
 
     def wait(self, *states: str, timeout_s: float = COMMAND_TIMEOUT_S) -> str:
-        """Wait until the job is in one of these states; without any, until it is over."""
+        """Wait until the job is in one of these states. Without states, wait until it has ended."""
         over = ("COMPLETED", "FAILED", "CANCELLED", "NODE_FAIL", "TIMEOUT", "OUT_OF_MEMORY")
         wanted = states or over
         return str(
@@ -345,26 +344,26 @@ class Job:
 
     @property
     def exit_code(self) -> int:
-        """The batch script's, or of a job that is over."""
+        """The exit code of the batch script, once the job has ended."""
         return int(self.field("ExitCode").partition(":")[0])
 
     def output(self, pattern: str = "slurm-{}.out") -> str:
-        """Return what the batch script printed so far."""
+        """Return the output of the batch script so far."""
         path = self.lab.work / pattern.format(self.number)
         return path.read_text(errors="replace") if path.exists() else ""
 
     def wait_output(self, text: str, timeout_s: float = COMMAND_TIMEOUT_S, pattern: str = "slurm-{}.out") -> None:
-        """Wait until this has been printed."""
+        """Wait until the batch script has printed this text."""
         self.lab.wait_until(lambda: text in self.output(pattern), f"{text!r} from job {self.number}", timeout_s)
 
     def wait_gone(self, node: str) -> None:
-        """Wait until nothing of it is left on a node, so that it may begin again at once; Slurm itself waits longer."""
+        """Wait until no process of the job is left on a node, so that it can start again. Slurm itself waits longer."""
         self.lab.wait_until(lambda: len(self.lab.pids(node)) == 1, f"end of job {self.number} on {node}")
 
     def hurry(self, task: str = "") -> None:
-        """Have the job, or a task of it, that was queued again begin soon: Slurm waits for two minutes.
+        """Start a requeued job, or a task of it, soon. Slurm itself waits for two minutes.
 
-        Not at once: the credentials of the second in which it was ended are revoked, and it would be taken for failed.
+        It cannot start at once: Slurm revokes credentials of the second in which the job ended, and the start would fail.
         """
         self.lab.run("scontrol", "update", f"jobid={task or self.number}", "starttime=now+3")
 
@@ -378,7 +377,7 @@ class Job:
 
 
 def _free_ports(count: int) -> Sequence[int]:
-    """Return ports that nobody is given unasked: a command may listen before the daemon does that a port is meant for."""
+    """Return ports outside the kernel's ephemeral range, so that no other process gets one before the daemon listens."""
     first_given = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     free: list[int] = []
     for port in random.sample(range(first_given // 2, first_given), first_given // 4):

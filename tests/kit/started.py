@@ -1,4 +1,4 @@
-"""A job of the coordinator's that is brought to its training, event by event."""
+"""Brings a coordinator's job to its training, event by event."""
 
 from collections.abc import Callable
 
@@ -7,7 +7,7 @@ from deadpool_run.core.state import State
 
 
 def bring_up(state: State, tell: Callable[[ev.Event], object]) -> None:
-    """Have every worker that was ordered start, and every rank set up and complete its first steps."""
+    """Send the events of all workers' start, and of every rank's set-up and first steps."""
     for worker in list(state.members):
         tell(ev.WorkerStarted(worker, 100 + worker))
         tell(ev.WorkerReady(worker))

@@ -1,4 +1,4 @@
-"""The kit's own eyes: each check of it is shown what it must see."""
+"""The kit's checks find what they must find."""
 
 import os
 import subprocess
@@ -16,7 +16,7 @@ REFERENCE = {(0, 0): "a", (0, 1): "b", (1, 0): "c", (1, 1): "d"}
 
 
 def told(*states):
-    """Make an account: (rank, pid, version, digest) each."""
+    """Make an account. Each state is (rank, pid, version, digest)."""
     starts = [{"kind": "start", "rank": rank, "pid": pid} for rank, pid in dict.fromkeys((s[0], s[1]) for s in states)]
     return Account(
         [*starts, *({"kind": "state", "rank": r, "pid": p, "version": v, "digest": d} for r, p, v, d in states)]
@@ -33,12 +33,12 @@ def test_an_unfailed_account_passes():
     assert account.steps_repeated() == 0
 
 
-def test_a_wrong_state_is_seen_even_if_it_was_put_right_later():
+def test_a_wrong_state_is_found_even_if_a_later_one_is_right():
     with pytest.raises(AssertionError, match=r"rank 1 .pid 11. at version 1"):
         told((1, 11, 1, "x"), *UNFAILED).check_same_as(REFERENCE)
 
 
-def test_a_state_that_was_never_reached_is_missed():
+def test_a_state_that_was_never_reached_is_reported():
     with pytest.raises(AssertionError, match="never reached"):
         told(*UNFAILED[:3]).check_same_as(REFERENCE)
 
@@ -59,7 +59,7 @@ def test_steps_run_again_are_counted_per_process():
     assert told((0, 10, 5, "a"), (0, 10, 3, "b"), (1, 11, 3, "c")).steps_repeated() == 2
 
 
-def test_more_steps_may_be_lost_only_where_snapshots_were_made_rarer():
+def test_more_steps_may_be_repeated_only_if_snapshots_were_made_rarer():
     account = told((0, 10, 5, "a"), (0, 10, 3, "b"))
     rarer = {"type": "SetCaptureInterval", "worker": 0, "interval": 2}
     account.check_steps_repeated([rarer, {"type": "ReportIncident", "incident": {"steps_repeated": 6}}])

@@ -1,4 +1,4 @@
-"""Real processes with deadpool groups, for tests: started by a fork server, joined with a bound, ended by pid."""
+"""Real processes with deadpool groups, for tests. A fork server starts them, and waits for them have a bound."""
 
 import contextlib
 import gc
@@ -19,21 +19,21 @@ from deadpool_run.vault.status_page import StatusPage, create_status_page
 from deadpool_run.worker.groups.backend import install
 from deadpool_run.worker.groups.registry import GroupState, Registry
 
-# Torch's stores look up the name of each other end; where no name server answers, do not wait long for it.
+# Torch's stores look up the name of each peer. If no name server answers, do not wait long for it.
 os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
 LIMIT_S = float(os.environ.get("KIT_LIMIT_S", "60"))
 TIMEOUT = timedelta(seconds=30)
 LONG = timedelta(seconds=50)
-"""A time-out of the user's that nobody may need to wait for."""
+"""A user's timeout that no test may reach."""
 FREED_S = 5.0
-"""A thread that was freed goes on long before the time-out of a collective, however busy the machine is."""
+"""The bound for a freed thread to continue. It is far below the timeout of a collective, even on a busy machine."""
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload([*DEFAULT_PRELOAD, "torch.distributed.nn.functional", "kit.world"])
 
 
 @contextlib.contextmanager
 def later(seconds, act):
-    """Have `act` called on another thread, so much later; the list that is given holds the moment of that."""
+    """Call `act` on another thread after `seconds`. The yielded list gets the time of the call."""
     moments = []
 
     def call():
@@ -74,7 +74,7 @@ class Member:
             self.registry.state is (GroupState.ATTACHED if attached else GroupState.REHEARSING) or backend != "deadpool"
         )
         if attached:
-            self.meet("started")  # else a member's first act may cut a connection that its peer still makes
+            self.meet("started")  # otherwise a member's first action may break a connection that its peer still makes
 
     def meet(self, name, count=None):
         """A barrier through the store."""
@@ -84,11 +84,11 @@ class Member:
 
 
 def _main(pipe, place, target, args):
-    gc.freeze()  # what was forked is no garbage: no need to look through it, and thereby to copy it
+    gc.freeze()  # the collector would touch inherited objects, and thereby copy their pages
     torch.set_num_threads(1)
     try:
         result = (True, target(Member(*place), *args))
-    except BaseException:  # noqa: BLE001 - told to the test
+    except BaseException:  # noqa: BLE001 - sent to the test
         result = (False, traceback.format_exc())
     pipe.send(result)
     pipe.close()
@@ -102,7 +102,7 @@ class Handle:
         self.process, self.pipe = process, pipe
 
     def result(self, limit_s=LIMIT_S):
-        """The result of the target; fails with its traceback if it raised."""
+        """Return the result of the target. Fail with its traceback if it raised."""
         assert self.pipe.poll(limit_s), f"pid {self.process.pid} did not finish within {limit_s} s"
         ok, value = self.pipe.recv()
         assert ok, value
@@ -111,14 +111,14 @@ class Handle:
         return value
 
     def kill(self):
-        """SIGKILL, and wait until it is gone."""
+        """Kill the process with SIGKILL, and wait for its end."""
         os.kill(self.process.pid, signal.SIGKILL)
         self.process.join(LIMIT_S)
         assert self.process.exitcode == -signal.SIGKILL
 
 
 def warm_up():
-    """Start the fork server, and what libuv keeps for ever once a store has been served: not leaks of a test."""
+    """Start the fork server, and let libuv open what it keeps open after the first store. These are no leaks of a test."""
     dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     process = _context.Process(target=os.getpid)
     process.start()
@@ -166,7 +166,7 @@ class World:
         return [results[id(handle)] for handle in handles]
 
     def close(self):
-        """End what still runs."""
+        """End all processes that still run."""
         for handle in self.handles:
             with contextlib.suppress(ProcessLookupError):
                 if handle.process.exitcode is None:

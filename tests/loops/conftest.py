@@ -1,4 +1,4 @@
-"""`--matrix FILE` writes what the matrix's tests found between the marks of a document."""
+"""The option `--matrix FILE`: writes the results of the matrix's tests between the marks of a document."""
 
 from pathlib import Path
 
@@ -25,7 +25,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 
 def known(text: str) -> dict[str, dict[str, str]]:
-    """Return the cells of a table that was written before: a run of some items keeps the others."""
+    """Return the cells of an existing table, so that a run of some items keeps the others."""
     rows = [
         [cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("| ")
     ]
@@ -33,7 +33,7 @@ def known(text: str) -> dict[str, dict[str, str]]:
 
 
 def table(cells: dict[str, dict[str, str]]) -> str:
-    """Return the matrix in Markdown: an item a line, a phase a column."""
+    """Return the matrix in Markdown: a line for each item, a column for each phase."""
     missing = [item for item in ITEMS if item not in cells]
     lines = [
         f"| what a loop does, on {RANKS} ranks | as torchrun | {' | '.join(PHASES)} |",

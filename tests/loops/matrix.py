@@ -1,4 +1,4 @@
-"""Which cells the matrix has, and how one is run."""
+"""The cells of the matrix, and functions that run them."""
 
 import sys
 from pathlib import Path
@@ -14,7 +14,7 @@ MODULES = ("items_steps", "items_models", "items_optimizers", "items_data", "ite
 ITEMS = [
     name for each in MODULES for name in findall(r'^@item\("(.+)"\)$', (SCRIPTS / f"{each}.py").read_text(), flags=8)
 ]
-"""Found by reading: importing the items takes torch, and this process does without."""
+"""The names of all items, found by reading their modules: an import would need torch."""
 RANKS = 3
 STEPS = 9
 PHASES = {
@@ -25,18 +25,18 @@ PHASES = {
     "capture": "at=capture",
     "between": "at=between",
 }
-"""Where the rank dies: see `faults.py`."""
+"""The place of the death in each phase, in the syntax of `faults.py`."""
 COLUMNS = ("torchrun", *PHASES)
-"""Of the document: whether an unfailed run is torchrun's, and the phases."""
+"""Columns of the document: whether an unfailed run equals torchrun's, and the phases."""
 KILL_STEP = 5
 KILL_STEPS = {
     "parameters unfrozen and added to the optimizer during training": 4,
     "parameters unfrozen and added to the optimizer during training, FSDP2": 4,
     "gradient accumulation over steps, FSDP2": 4,
 }
-"""Items for which another step is worth more."""
+"""Items with another step of the death."""
 PLACES = {
-    # A version that follows an update is copied for certain; others are skipped where steps are too short.
+    # A version after an update is always copied. Others are skipped if steps are too short.
     ("gradient accumulation over steps, no_sync", "capture"): "step=6,at=capture",
     ("gradient accumulation over steps, FSDP2", "capture"): "step=6,at=capture",
     ("a fused optimizer, a learning rate that is a tensor", "optimizer"): "at=optimizer,n=1",
@@ -50,7 +50,7 @@ PLACES = {
 
 
 def fault(item: str, phase: str) -> tuple[int, str]:
-    """Return who dies, and the fault's text."""
+    """Return the rank that dies, and its fault."""
     rank = crc32(f"{item}/{phase}".encode()) % RANKS
     place = PLACES.get((item, phase), PHASES[phase])
     step = "" if "step=" in place else f"step={KILL_STEPS.get(item, KILL_STEP)},"
@@ -59,9 +59,9 @@ def fault(item: str, phase: str) -> tuple[int, str]:
 
 CHAIN_STEPS = 18
 PER_EPOCH = 5
-"""Batches of a rank, in the items over a loader."""
+"""Batches of a rank per epoch, in items with a loader."""
 CHAIN = (3, 5, 8, 11, 12, 15)
-"""The step of each phase in a run with all of them; loops that update at every third step do so at 5, 8 and 11."""
+"""The step of each phase in a run with all phases. Loops that update in every third step do so in 5, 8 and 11."""
 
 
 def chain(item: str) -> list[tuple[int, str]]:
@@ -76,25 +76,25 @@ def chain(item: str) -> list[tuple[int, str]]:
 
 EXIT_TIMEOUT_S = 90.0
 COMPILING = 5
-"""How much longer a job may take in which every replacement compiles."""
+"""The factor for timeouts of jobs in which every replacement compiles."""
 
 
 def patience(item: str) -> float:
-    """Return how long a job of the item may take, in seconds."""
+    """Return the timeout for a job of the item, in seconds."""
     return EXIT_TIMEOUT_S * (COMPILING if "compile" in item else 1)
 
 
 def job(home: Path, item: str, *words: str, steps: int = STEPS, **options: object) -> Cluster:
-    """Start an item."""
+    """Start a job of the item."""
     home.mkdir(parents=True, exist_ok=True)
     args = ("--item", item, "--steps", str(steps), "--flags", str(home / "flags"), *words)
-    # What is compiled stays, by torch's design: not among the temporary files, of which none may be left.
+    # torch never removes compiled files, so they cannot be among the temporary files: none of those may be left.
     env = {"TORCHINDUCTOR_CACHE_DIR": str(home.parent / "compiled"), "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0"}
     return Cluster(home, *args, script=SCRIPT, nproc=RANKS, env=env, **{"spares": 1, **options})
 
 
 def unfailed(home: Path, item: str, *, steps: int = STEPS, torchrun: bool = False) -> States:
-    """Return every state of a run in which nothing fails."""
+    """Return every state of a run without failures."""
     launcher = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS))
     cluster = job(home, item, steps=steps, spares=0, launcher=launcher if torchrun else ())
     try:
@@ -105,20 +105,20 @@ def unfailed(home: Path, item: str, *, steps: int = STEPS, torchrun: bool = Fals
 
 
 def run_cell(home: Path, item: str, phase: str, reference: States) -> Cluster:
-    """Run one cell and assert all that is promised of it."""
+    """Run one cell and assert every promise."""
     rank, text = fault(item, phase)
     cluster = job(home, item, "--die", text)
     try:
         cluster.wait_exit(patience(item))
         cluster.check_repaired(reference, [rank])
-        assert len(cluster.account.of("dying")) == 1, "nobody died"
+        assert len(cluster.account.of("dying")) == 1, "no rank died"
     finally:
         cluster.close()
     return cluster
 
 
 def run_chain(home: Path, item: str, reference: States) -> Cluster:
-    """Run a death in each phase in one job, and assert all that is promised of it."""
+    """Run one job with a death in each phase, and assert every promise."""
     deaths = chain(item)
     words = [word for _, text in deaths for word in ("--die", text)]
     cluster = job(home, item, *words, steps=CHAIN_STEPS)

@@ -1,4 +1,4 @@
-"""What real training loops do, with a rank that dies wherever it may be: every state is that of a run that never failed."""
+"""Real training loops with a death in each phase: every state equals that of an unfailed run."""
 
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from matrix import (
 USUAL = {
     "Job.batches: shuffled, persistent workers, a generator",
 }
-"""Six cells, with all that a loader's processes add. The other items are for `make matrix`."""
+"""The item of `make test`, with processes of a loader. `make matrix` runs the others, too."""
 EXACT = "exact"
 
 
@@ -32,7 +32,7 @@ EXACT = "exact"
 def test_a_death_in_every_phase(item, tmp_path, record_property, request):
     cells = dict.fromkeys(COLUMNS, "not run")
     record_property("item", item)
-    record_property("cells", cells)  # of which the report takes what is in it at the end
+    record_property("cells", cells)  # the report reads it at the end
     reference = unfailed(tmp_path / "reference", item, steps=CHAIN_STEPS)
     try:
         account = run_chain(tmp_path / "chain", item, reference).account
@@ -44,12 +44,12 @@ def test_a_death_in_every_phase(item, tmp_path, record_property, request):
         theirs = unfailed(tmp_path / "torchrun", item, steps=CHAIN_STEPS, torchrun=True)
         cells["torchrun"] = EXACT if theirs == reference else "differs"
         assert theirs == reference, "an unfailed run differs from torchrun's"
-    if item.startswith("Job.batches") and "own" not in item and "weighted" not in item:  # those draw with replacement
+    if item.startswith("Job.batches") and "own" not in item and "weighted" not in item:  # these draw with replacement
         check_samples(account.of("state"), PER_EPOCH * 4)
 
 
 def one_by_one(folder: Path, item: str) -> dict[str, str]:
-    """Return what each phase alone comes to, in words."""
+    """Return the result of each phase in its own run."""
     reference = unfailed(folder / "each", item)
     found = {}
     for phase in PHASES:
@@ -63,7 +63,7 @@ def one_by_one(folder: Path, item: str) -> dict[str, str]:
 
 
 def check_samples(told: list[Event], samples: int) -> None:
-    """Assert that each rank's samples of each whole epoch were used once; a step that is run again counts once."""
+    """Assert that each rank used each sample of a whole epoch once. A repeated step counts once."""
     for rank in range(RANKS):
         for epoch in range(CHAIN_STEPS // PER_EPOCH):
             batches = {
@@ -73,8 +73,8 @@ def check_samples(told: list[Event], samples: int) -> None:
             assert len(used) == len(set(used)) == samples, f"rank {rank}, epoch {epoch}: {used}"
 
 
-def test_a_step_in_which_ddp_decided_its_buckets_is_undone_by_a_second_run_of_the_script(tmp_path):
-    """It cannot be undone in the objects that there are. Here that is the third: the first two reduce nothing."""
+def test_survivors_re_enter_after_a_loss_in_the_step_in_which_ddp_decides_its_buckets(tmp_path):
+    """DDP cannot change its buckets back. It decides them in the third step: the first two reduce nothing."""
     item = "gradient accumulation over steps, no_sync"
     reference = unfailed(tmp_path / "reference", item)
     cluster = job(tmp_path / "killed", item, "--die", "rank=2,step=3,at=capture")
@@ -88,8 +88,8 @@ def test_a_step_in_which_ddp_decided_its_buckets_is_undone_by_a_second_run_of_th
 
 
 @pytest.mark.parametrize("place", ["at=optimizer,n=2", "at=optimizer,n=3"])
-def test_a_step_within_which_ddp_decided_its_buckets_is_undone_by_a_second_run_of_the_script(place, tmp_path):
-    """DDP decides in the second of three forwards, which no replacement rehearses."""
+def test_survivors_re_enter_after_a_loss_in_a_step_with_several_updates_that_decides_buckets(place, tmp_path):
+    """DDP decides its buckets in the second of three forwards. No replacement rehearses that step."""
     item = "several updates in each step (PPO), after three steps without any"
     reference = unfailed(tmp_path / "reference", item)
     cluster = job(tmp_path / "killed", item, "--die", f"rank=1,step=3,{place}")
@@ -103,9 +103,9 @@ def test_a_step_within_which_ddp_decided_its_buckets_is_undone_by_a_second_run_o
 
 @pytest.mark.parametrize("rank", [0, 2])
 def test_a_loss_in_the_first_reduction_of_ddp_is_exact(rank, tmp_path):
-    """The survivors' DDPs have seen every gradient by then. They must not decide their buckets before the replacement's does.
+    """The survivors have all gradients by then. Their DDPs must not decide buckets before the replacement's DDP does.
 
-    On a slow machine the job may not be protected yet: then the world starts again.
+    On a slow machine the job may not be protected yet. Then the world starts again.
     """
     item = "gradient accumulation over steps, no_sync"
     reference = unfailed(tmp_path / "reference", item)
@@ -118,6 +118,6 @@ def test_a_loss_in_the_first_reduction_of_ddp_is_exact(rank, tmp_path):
         cluster.close()
 
 
-def test_the_items_are_those_that_the_script_has():
+def test_all_items_of_the_script_are_found():
     assert len(ITEMS) == len(set(ITEMS))
     assert len(ITEMS) == sum(path.read_text(encoding="utf-8").count("\n@item(") for path in SCRIPTS.glob("items_*.py"))

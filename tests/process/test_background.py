@@ -30,7 +30,7 @@ def left_by(cluster, tmp_path):
         assert job.wait_exit() == code, job.told()
         job.check_nothing_left()
         told = set(os.read(fds[0], 1000).split()) if select.select(fds[:1], [], [], 0)[0] else set()
-        return told, [line for line in job.stderr.splitlines() if "left behind" in line]
+        return told, [line for line in job.stderr.splitlines() if "(--shutdown-timeout)" in line]
 
     yield run
     for fd in fds:
@@ -45,7 +45,7 @@ def test_one_that_does_not_end_is_killed_after_the_grace(left_by):
     told, (line,) = left_by(DEAF, FAR, end="exit 0", code=0, grace="2")
     assert told == {b"far"}
     assert re.search(
-        r"waiting up to \d s \(--shutdown-timeout\) for what workers left behind, and SIGTERM did not end: \d+ \(sh\)",
+        r"waiting up to \d s \(--shutdown-timeout\) for processes of workers that SIGTERM did not end: \d+ \(sh\)",
         line,
     )
 

@@ -1,4 +1,4 @@
-"""The search is a program: its modules are found beside it."""
+"""Puts the search's folder on the module path, as when the program runs."""
 
 import sys
 from pathlib import Path

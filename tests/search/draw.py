@@ -1,4 +1,4 @@
-"""Jobs drawn from a seed: a training loop, a layout and one to four faults. Pure, so that a seed alone tells the job."""
+"""Jobs drawn from a seed: a training loop, a layout and one to four faults. Equal seeds give equal jobs."""
 
 import json
 import random
@@ -12,12 +12,12 @@ ITEMS = [
     name
     for module in ("items_steps", "items_models", "items_optimizers", "items_data")
     for name in findall(r'^@item\("(.+)"\)$', (LOOPS / f"{module}.py").read_text(encoding="utf-8"), flags=8)
-    if "compile" not in name  # minutes a replacement
+    if "compile" not in name  # a replacement takes minutes
 ]
-"""Loops of the matrix. Found by reading: importing them takes torch."""
+"""The matrix's loops, found by reading its modules: an import would need torch."""
 
 WRAPS = {"ddp": 8, "fsdp": 6, "hsdp": 3, "tp": 3, "pp": 3, "plain": 4}
-"""How the model is spread over the ranks, and how often each is drawn."""
+"""Ways to distribute the model over the ranks, with their weights in the draw."""
 OPTIMIZERS = (
     "sgd",
     "momentum",
@@ -33,7 +33,7 @@ OPTIMIZERS = (
 )
 SCHEDULERS = ("step", "one-cycle", "cosine", "lambda", "sequential")
 BETWEEN = ("evaluate", "metric", "gather", "objects", "broadcast", "barrier", "subgroup", "async", "plateau", "print")
-"""What a script does between steps, mostly with collectives of its own."""
+"""Actions of a script between steps. Most of them run collectives."""
 BREACHES = {
     "unprotected-optimizer": "optimizer",
     "unprotected-scheduler": "scheduler",
@@ -50,7 +50,7 @@ BREACHES = {
     "swallows": "except|swallow|computes something else",
     "range": "job.steps",
 }
-"""What a script must not do. Whoever does is to be refused, with a text that has one of these words, or is to be exact all the same."""
+"""Breaches of the rules for scripts. A job with one is refused, with a text that has one of these words, or is exact."""
 
 PLACES = {
     "setup": 1,
@@ -66,9 +66,9 @@ PLACES = {
     "rehearsal": 3,
     "end": 2,
 }
-"""Of `faults.py`, and how often each is drawn."""
+"""Places in `faults.py`, with their weights in the draw."""
 COUNTS = {"forward": 4, "backward": 4, "issue": 8, "collective": 8, "optimizer": 12}
-"""Places that a step passes more than once."""
+"""Places that a step can pass more than once."""
 KINDS = {"sigkill": 10, "sigstop": 3, "sigsegv": 3, "abort": 2, "_exit": 2, "sigterm": 2, "raise-once": 4}
 SIGNALS = {"SIGKILL": 6, "SIGSTOP": 2, "SIGSEGV": 1, "SIGABRT": 1, "SIGTERM": 1}
 HANG_TIMEOUT_S = 3
@@ -76,48 +76,48 @@ HANG_TIMEOUT_S = 3
 
 @dataclass(frozen=True)
 class Strike:
-    """A signal from outside: to the holder of a rank, or to the newest worker, some time after an event."""
+    """A signal from outside, some time after an event: to the holder of a rank, or to the newest worker."""
 
     target: str
     """`rank 2`, or `newest`."""
     signal: str
     after_version: int = -1
-    """Counted from the first account of this version by any rank; -1: from the job's `after_death`th death."""
+    """`ms` counts from the first rank that reaches this version; if it is -1, from the death number `after_death`."""
     after_death: int = 0
     ms: int = 0
 
 
 @dataclass(frozen=True)
 class Job:
-    """All that a job is made of."""
+    """A drawn job."""
 
     seed: int
     loop: dict[str, Any]
-    """`item` alone for a loop of the matrix, else what `composed.py` reads."""
+    """Only `item` for a loop of the matrix; otherwise the parts for `composed.py`."""
     ranks: int
     steps: int
     spares: int
     options: tuple[str, ...] = ()
     deaths: tuple[str, ...] = ()
-    """Faults at places of the script, as `faults.py` reads them."""
+    """Faults at places in the script, in the syntax of `faults.py`."""
     strikes: tuple[Strike, ...] = field(default_factory=tuple)
     under_torchrun: bool = False
-    """The unfailed run is torchrun's."""
+    """Whether torchrun runs the unfailed job."""
     planted: bool = False
-    """Replacements spoil a weight, for a test of the search: never drawn."""
+    """Whether replacements spoil a weight. It is never drawn, only set by a test of the search."""
 
     @property
     def breach(self) -> str:
-        """What the loop does that no script may; empty if it keeps to the rules."""
+        """The rule that the loop breaks; empty if it breaks none."""
         return str(self.loop.get("breach", ""))
 
-    def told(self) -> str:
-        """Return the job in JSON, to be changed by hand and run again."""
+    def to_json(self) -> str:
+        """Return the job as JSON, which a user can edit and run again."""
         return json.dumps(asdict(self), indent=1)
 
     @classmethod
-    def read(cls, text: str) -> "Job":
-        """Return the job that `told` wrote."""
+    def from_json(cls, text: str) -> "Job":
+        """Return the job that `to_json` wrote."""
         fields = json.loads(text)
         strikes = tuple(Strike(**each) for each in fields.pop("strikes"))
         return cls(**{key: tuple(v) if isinstance(v, list) else v for key, v in fields.items()}, strikes=strikes)
@@ -131,13 +131,13 @@ def draw(seed: int) -> Job:
         loop: dict[str, Any] = {"item": dice.choice(ITEMS)}
     else:
         loop = _composed(dice, ranks)
-        if loop["wrap"] in ("hsdp", "tp") and ranks == 3:  # a mesh of two dimensions
+        if loop["wrap"] in ("hsdp", "tp") and ranks == 3:  # their meshes have two dimensions
             ranks = 4
     steps = dice.randint(8, 14)
     deaths, strikes = _faults(dice, ranks, steps)
     if loop.get("breach") == "swallows":
         deaths = tuple(map(_uncaught, deaths))
-    if loop.get("breach") == "range":  # a hang is looked for in the library's loop only
+    if loop.get("breach") == "range":  # only loops over job.steps are checked for hangs
         deaths = tuple(death.replace("how=sigstop", "how=sigkill") for death in deaths)
         strikes = tuple(replace(strike, signal=strike.signal.replace("STOP", "KILL")) for strike in strikes)
     return Job(
@@ -177,7 +177,7 @@ def _options(dice: random.Random, *, stops: bool) -> tuple[str, ...]:
 def _composed(dice: random.Random, ranks: int) -> dict[str, Any]:
     wrap = _weighted(dice, WRAPS)
     replicated = wrap in ("ddp", "plain")
-    whole = wrap not in ("tp", "pp")  # each rank runs the whole model, on tensors of any kind
+    whole = wrap not in ("tp", "pp")  # each rank runs the whole model, on ordinary tensors
     loop: dict[str, Any] = {
         "wrap": wrap,
         "width": dice.choice((8, 12, 24)),
@@ -198,7 +198,7 @@ def _composed(dice: random.Random, ranks: int) -> dict[str, Any]:
         "scaler": dice.choice(("", "", "enabled", "disabled")) if replicated else dice.choice(("", "", "disabled")),
         "between": dice.sample(BETWEEN, dice.choice((0, 1, 1, 2, 3))),
         "between_every": dice.choice((1, 1, 2, 3)),
-        "head": dice.random() < 0.1,  # what is between steps comes before the block instead
+        "head": dice.random() < 0.1,  # actions between steps come before the step, not after it
     }
     if wrap == "ddp":
         loop["ddp"] = dice.choice(({}, {}, {"find_unused_parameters": True}, {"gradient_as_bucket_view": True}))
@@ -217,7 +217,7 @@ def _block(dice: random.Random, *, whole: bool) -> str:
 
 
 def _break(dice: random.Random, loop: dict[str, Any], _ranks: int) -> None:
-    """Have the loop break a rule, and do what it takes for that to matter."""
+    """Make the loop break a rule, and choose parts with which that has an effect."""
     breach = dice.choice(list(BREACHES))
     loop["breach"] = breach
     match breach:
@@ -227,7 +227,7 @@ def _break(dice: random.Random, loop: dict[str, Any], _ranks: int) -> None:
             loop["optimizers"] = ["adam", "momentum"]
         case "unprotected-scheduler":
             loop["scheduler"] = loop["scheduler"] or "step"
-        case "unprotected-average" if loop["wrap"] == "ddp":  # a module: of another average nobody can know
+        case "unprotected-average" if loop["wrap"] == "ddp":  # a module: no other average can be found
             loop["average"] = loop["average"] or "between"
         case "unprotected-average":
             loop["breach"] = "carried-average"
@@ -235,7 +235,7 @@ def _break(dice: random.Random, loop: dict[str, Any], _ranks: int) -> None:
             loop["data"] = dice.choice(("keyed", "global"))
         case "iterator":
             loop["data"] = "iterator"
-        case "stepped-in-backward" if loop["wrap"] == "pp":  # its next microbatch needs the weights as they were
+        case "stepped-in-backward" if loop["wrap"] == "pp":  # the next microbatch needs the weights unchanged
             loop |= {"breach": "data-write", "every": 1}
         case "stepped-in-backward":
             loop |= {"scaler": "", "micro": 1, "every": 1, "clip": False, "scheduler": "", "optimizers": ["momentum"]}
@@ -259,24 +259,24 @@ def _faults(dice: random.Random, ranks: int, steps: int) -> tuple[tuple[str, ...
 
 
 def _uncaught(death: str) -> str:
-    """Return a fault that a script cannot hide: of an exception that it catches, only an optimizer's hook can tell."""
+    """Replace an exception that the script would catch: only an optimizer's hook would notice it."""
     hidden = any(f"at={place}," in death for place in ("forward", "backward", "issue", "collective"))
     return death.replace("how=raise-once", "how=sigkill") if hidden else death
 
 
 def _death(dice: random.Random, ranks: int, steps: int, before: list[str]) -> str:
-    """Return a fault of the script's. Only one of a job raises: the same exception twice is a bug of the script."""
+    """Return a fault in the script. Only one per job raises: the same exception twice counts as a bug of the script."""
     place = _weighted(dice, PLACES)
     how = _weighted(dice, KINDS)
     rank = dice.randrange(ranks)
-    if place == "rehearsal" and before:  # it takes a replacement, which takes a death of the rank before
+    if place == "rehearsal" and before:  # a rehearsal follows an earlier death of the rank
         rank = int(before[-1].partition(",")[0].removeprefix("rank="))
     elif place == "rehearsal":
         place = "collective"
     if how == "raise-once" and ("raise-once" in f"{before}" or place in ("capture", "end")):
         how = "sigkill"
     if how == "sigstop" and place in ("setup", "rehearsal", "end"):
-        how = "abort"  # a hang is looked for in the loop only
+        how = "abort"  # only the loop is checked for hangs
     parts = [f"rank={rank}", f"at={place}", f"how={how}"]
     if place not in ("setup", "rehearsal", "end"):
         first = 0 if dice.random() < 0.1 else 2
@@ -292,7 +292,7 @@ def _strike(dice: random.Random, ranks: int, steps: int, number: int) -> Strike:
     target = "newest" if dice.random() < 0.3 else f"rank {dice.randrange(ranks)}"
     how = _weighted(dice, SIGNALS)
     if target == "newest" and how == "SIGSTOP":
-        how = "SIGKILL"  # it may be a spare that takes a rank in set-up, in which no hang is looked for
+        how = "SIGKILL"  # it may be a spare that takes a rank in set-up, where hangs are not checked
     ms = int(10 ** dice.uniform(0, 2.5))
     if number and dice.random() < 0.5:
         return Strike(target, how, after_death=number - 1, ms=ms)

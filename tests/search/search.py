@@ -1,8 +1,8 @@
-"""Random search for a wrong weight: draws jobs (a loop, a layout, faults), runs each, and compares it with its unfailed run.
+"""Random search for wrong weights: draws jobs (a loop, a layout, faults), runs them, and compares each to an unfailed run.
 
 python tests/search/search.py --minutes 10            # new seeds
-python tests/search/search.py --seed 123456           # that job again
-python tests/search/search.py --job .search/123456/job.json   # a job that was changed by hand
+python tests/search/search.py --seed 123456           # the job of this seed
+python tests/search/search.py --job .search/123456/job.json   # an edited job
 """
 
 import argparse
@@ -23,12 +23,12 @@ EVIDENCE = Path(".search")
 
 
 def new_seed() -> int:
-    """Return a seed that nobody has chosen."""
+    """Return a random seed."""
     return int.from_bytes(os.urandom(5), "big")
 
 
 def show(verdict: Verdict, took_s: float) -> None:
-    """Print one line of a job; of a failure, all that repeats it."""
+    """Print one line for a job. For a failure, print also the commands that repeat it."""
     job = verdict.job
     kind = job.loop.get("item") or job.loop["wrap"]
     breach = f", {job.breach}" if job.breach else ""
@@ -49,7 +49,7 @@ def show(verdict: Verdict, took_s: float) -> None:
 
 
 def search(jobs: list[Job], minutes: float, at_once: int) -> list[Verdict]:
-    """Run the jobs, or new ones until the time is over; return what became of them."""
+    """Run the jobs, or draw and run jobs until the time is over. Return the verdicts."""
     deadline = time.monotonic() + 60 * minutes
     verdicts: list[Verdict] = []
     begun: dict[Future[Verdict], float] = {}
@@ -69,14 +69,14 @@ def search(jobs: list[Job], minutes: float, at_once: int) -> list[Verdict]:
 def main() -> int:
     """Search, and return 1 if anything failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=10, help="draw new jobs for this long")
+    parser.add_argument("--minutes", type=float, default=10, help="how many minutes to draw and run jobs")
     parser.add_argument("--seed", type=int, action="append", default=[], help="run the job of this seed; repeatable")
     parser.add_argument("--job", type=Path, action="append", default=[], help="run the job in this file; repeatable")
-    parser.add_argument("--times", type=int, default=1, help="how often each of these jobs is run")
-    parser.add_argument("--at-once", type=int, default=1, help="jobs side by side; 0 is 1")
+    parser.add_argument("--times", type=int, default=1, help="how often to run each of these jobs")
+    parser.add_argument("--at-once", type=int, default=1, help="how many jobs run at the same time; 0 means 1")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    read = [Job.read(path.read_text(encoding="utf-8")) for path in options.job]
+    read = [Job.from_json(path.read_text(encoding="utf-8")) for path in options.job]
     verdicts = search([*map(draw, options.seed), *read] * options.times, options.minutes, max(1, options.at_once))
     counts = Counter("failures" if each.failed else each.outcome for each in verdicts)
     happened = sum(each.happened for each in verdicts)

@@ -1,4 +1,4 @@
-"""The random search itself: what it draws, and that it tells a wrong weight from a right one."""
+"""Tests of the random search: the jobs that it draws, and its judgement of weights."""
 
 import dataclasses
 
@@ -38,13 +38,13 @@ SMALL = Job(
     spares=1,
     deaths=("rank=1,at=backward,how=sigsegv,step=4,n=0",),
 )
-"""One job with a part of most kinds, so that none of them rots."""
+"""A job with parts of most kinds. `make test` runs it, so that they keep working."""
 
 
-def test_a_seed_alone_tells_the_job():
+def test_equal_seeds_give_equal_jobs():
     jobs = [draw(seed) for seed in range(300)]
     assert jobs == [draw(seed) for seed in range(300)]
-    assert jobs == [Job.read(job.told()) for job in jobs]
+    assert jobs == [Job.from_json(job.to_json()) for job in jobs]
 
 
 def test_everything_is_drawn():
@@ -69,7 +69,7 @@ def test_no_pipeline_steps_its_optimizer_between_microbatches():
 
 
 @pytest.mark.timeout(300)
-def test_a_job_with_a_part_of_most_kinds_is_exact(tmp_path):
+def test_a_job_with_parts_of_most_kinds_is_exact(tmp_path):
     verdict = run(SMALL, tmp_path / "exact")
     assert (verdict.outcome, verdict.happened) == ("exact", 1), verdict.words
     assert not (tmp_path / "exact").exists()
@@ -77,19 +77,19 @@ def test_a_job_with_a_part_of_most_kinds_is_exact(tmp_path):
 
 @pytest.mark.timeout(300)
 def test_a_weight_that_is_wrong_in_its_last_bit_is_found(tmp_path):
-    """In pipeline stages, of which no other rank has a replica: the library has nothing to compare them with."""
+    """No rank has a replica of a pipeline stage, so the library itself cannot notice the difference."""
     loop = SMALL.loop | {"wrap": "pp", "blocks": ["plain"], "teacher": False}
     planted = dataclasses.replace(SMALL, loop=loop, planted=True)
     verdict = run(planted, tmp_path / "wrong")
     assert verdict.outcome == "silently different", verdict.words
-    assert Job.read((tmp_path / "wrong" / "job.json").read_text()) == planted
+    assert Job.from_json((tmp_path / "wrong" / "job.json").read_text()) == planted
     assert "(pid" in (tmp_path / "wrong" / "verdict.txt").read_text()
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_loss_before_the_trial_of_a_loop_that_accumulates_gradients_is_repaired(tmp_path):
-    """The survivor had updated weights, its replacement had not: one began the trial, and the other did not."""
+    """The survivor had updated its weights and began the trial. The replacement had not, and did not begin it."""
     job = dataclasses.replace(draw(730303248420), deaths=("rank=0,at=after,how=sigsegv,step=3",), strikes=())
     verdict = run(job, tmp_path / "lost")
     assert (verdict.outcome, verdict.happened) == ("exact", 1), verdict.words
@@ -102,12 +102,12 @@ SPENT = "rank 0 died (the world was started again 3 times; 3 are allowed)"
     ("breach", "code", "reason", "outcome"),
     [
         ("range", 94, "it loops without job.steps", "refused"),
-        ("range", 94, "no", "was refused, and the text names no cause"),
-        ("", 94, "no", "was refused (94) though the loop keeps to the rules"),
+        ("range", 94, "no", "was refused, but the text names no cause"),
+        ("", 94, "no", "was refused (94), but the loop breaks no rule"),
         ("", 1, "", "stopped without a printed reason"),
         ("", 1, SPENT, "stopped"),
         ("", 1, "a bug in the script", "ended as a bug in the script"),
-        ("swallows", 1, "the moon", "stopped for a reason that nothing drawn gives"),
+        ("swallows", 1, "the moon", "stopped for a reason that the draw does not explain"),
     ],
 )
 def test_a_stop_is_judged_by_its_text(breach, code, reason, outcome):

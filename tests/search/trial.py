@@ -1,4 +1,4 @@
-"""One drawn job, run and judged: exact, refused, stopped for a reason, or a failure."""
+"""Runs one drawn job and judges it: exact, refused, stopped for a reason, or a failure."""
 
 import contextlib
 import json
@@ -20,38 +20,38 @@ from kit.cluster import Cluster
 
 SCRIPT = Path(__file__).parent / "scripts" / "searched.py"
 LIMIT_S = 480.0
-"""Longest life of a job, on a machine that does other work too."""
+"""The longest time for a job, on a machine with other work."""
 REFUSALS = (94, 95)
 STOPS = (
     r"the world was started again \d+ times; \d+ are allowed",
     r"after its last step",
 )
-"""Reasons for which a job may stop although its script keeps to the rules: it was struck too often in set-up, or at the end."""
+"""Reasons for a job to stop although its script breaks no rule: too many faults in set-up, or a fault at the end."""
 BLAME = "a bug in the script"
 
 
 @dataclass
 class Verdict:
-    """What became of a job."""
+    """The result of a job."""
 
     job: Job
     outcome: str
     """`exact`, `refused`, `stopped`, or the kind of failure."""
     words: str = ""
     happened: int = 0
-    """Faults that happened, of those that were drawn."""
+    """The number of drawn faults that happened."""
     evidence: list[Cluster] = field(default_factory=list)
 
     @property
     def failed(self) -> bool:
-        """Whether this is what must not be."""
+        """Whether the job did what it must not do."""
         return self.outcome not in ("exact", "refused", "stopped")
 
 
 def run(job: Job, keep: Path) -> Verdict:
-    """Run the job unfailed and failed, and judge; what is left of a failure is put into `keep`."""
+    """Run the job without and with its faults, and compare. The files of a failure are copied to `keep`."""
     home = Path(tempfile.mkdtemp(prefix="search"))
-    (home / "job.json").write_text(job.told(), encoding="utf-8")
+    (home / "job.json").write_text(job.to_json(), encoding="utf-8")
     try:
         verdict = _run(job, home)
     except Exception:  # noqa: BLE001 - the search goes on with the next seed
@@ -83,7 +83,7 @@ def _run(job: Job, home: Path) -> Verdict:
 
 
 def _life(job: Job, home: Path, *, struck: bool, torchrun: bool = False) -> tuple[Cluster, str]:
-    """Return a job that has ended, and what was wrong with its end."""
+    """Run the job to its end. Return it, and the defect of its end if there is one."""
     home.mkdir()
     launcher = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(job.ranks))
     args = ("--job", str(home.parent / "job.json"), "--flags", str(home / "flags"))
@@ -123,7 +123,7 @@ def _life(job: Job, home: Path, *, struck: bool, torchrun: bool = False) -> tupl
 
 
 class Strikes:
-    """Signals from outside, each at its time."""
+    """Sends the signals from outside, each at its time."""
 
     def __init__(self, cluster: Cluster, strikes: tuple[Strike, ...]) -> None:
         self.cluster = cluster
@@ -136,7 +136,7 @@ class Strikes:
         return max(0.0, min(due) - time.monotonic()) if due else 1.0
 
     def strike(self) -> None:
-        """Send what is due, and see what has got its time now."""
+        """Send the signals that are due, and note the times of those whose event has happened."""
         now, left = time.monotonic(), []
         for strike, due in self.waiting:
             at = now + strike.ms / 1000 if due is None and self._has_come(strike) else due
@@ -168,13 +168,13 @@ class Strikes:
 
 
 def decisions(cluster: Cluster) -> list[dict[str, Any]]:
-    """Return the coordinator's whole decisions so far."""
+    """Return the coordinator's decisions so far. An incomplete line of its journal is left out."""
     path = cluster.run_dir / "journal.jsonl"
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)[1:] if path.exists() else []
     return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
-# --- the judgement ---------------------------------------------------------------------------------------------------
+# --- judging ---------------------------------------------------------------------------------------------------------
 
 
 def _judge_end(job: Job, cluster: Cluster, why: str, which: str) -> Verdict:
@@ -189,22 +189,22 @@ def _judge_end(job: Job, cluster: Cluster, why: str, which: str) -> Verdict:
 
 
 def judge_stop(breach: str, code: int | None, reasons: list[str], text: str) -> str:
-    """Return `refused`, `stopped`, or what is wrong with a stop, of which this is the text."""
+    """Return `refused`, `stopped`, or the defect of a stop with this output."""
     if not any(reason and reason.splitlines()[0] in text for reason in reasons):
         return "stopped without a printed reason"
     if code in REFUSALS or (breach and "ScriptError" in text):
         if not breach:
-            return f"was refused ({code}) though the loop keeps to the rules"
+            return f"was refused ({code}), but the loop breaks no rule"
         return (
             "refused"
             if re.search(BREACHES[breach], text, re.IGNORECASE)
-            else "was refused, and the text names no cause"
+            else "was refused, but the text names no cause"
         )
     if any(re.search(stop, reason) for stop in STOPS for reason in reasons):
         return "stopped"
     if BLAME in text and breach != "swallows":
         return f"ended as {BLAME}"
-    return "stopped for a reason that nothing drawn gives"
+    return "stopped for a reason that the draw does not explain"
 
 
 def _judge_states(job: Job, cluster: Cluster, reference: States) -> Verdict:
@@ -218,17 +218,17 @@ def _judge_states(job: Job, cluster: Cluster, reference: States) -> Verdict:
         return Verdict(job, "a rank changed hands without a reason", found)
     most = _most_repeated(job, cluster)
     if (repeated := account.steps_repeated()) > most:
-        return Verdict(job, "too many steps were repeated", f"{repeated}, and {most} may be")
+        return Verdict(job, "too many steps were repeated", f"{repeated}, but at most {most} are allowed")
     return Verdict(job, "exact")
 
 
 def _unexplained(cluster: Cluster) -> str:
-    """Return which worker lost its rank without a printed line that names it."""
+    """Return the first worker that lost its rank without being named in the output."""
     holders: dict[int, int] = {}
     for effect in cluster.effects():
         finishing = effect["type"] == "Announce" and effect["what"].startswith("finishing again")
         if effect["type"] == "BeginGeneration" or finishing:
-            holders.clear()  # every rank changes hands, and the line that announces it tells the reason
+            holders.clear()  # every rank changes hands, and one line announces it with the reason
         if effect["type"] == "AssignRank":
             before = holders.get(effect["rank"], effect["worker"])
             if before != effect["worker"] and f"worker {before})" not in cluster.stderr:
@@ -238,7 +238,7 @@ def _unexplained(cluster: Cluster) -> str:
 
 
 def _most_repeated(job: Job, cluster: Cluster) -> int:
-    """Return the most steps that a loss may have repeated: see docs/failures.md."""
+    """Return the largest number of steps that a loss may repeat (docs/failures.md)."""
     asked = int(dict(zip(job.options[::2], job.options[1::2], strict=True)).get("--capture-interval", 1))
     rarer = [effect["interval"] for effect in cluster.effects() if effect["type"] == "SetCaptureInterval"]
     skipped = any(decision["event"]["type"] == "CaptureSkipped" for decision in cluster.journal())

@@ -1,6 +1,6 @@
-"""A simulated agent: its part in the election, its coordinator while it is the leader, and what it does on its node.
+"""A simulated agent: its part in the election, its coordinator while it is the leader, and its work on its node.
 
-Each has its own clock. Orders carry the leader's term; the log reaches the log followers late. What must hold is asserted.
+Each agent has its own clock. Orders carry the leader's term. The log reaches log followers late. Invariants are asserted.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from leaders import Cluster
 
 T = 2.0
-"""The node time-out, in seconds."""
+"""The node timeout, in seconds."""
 HEARTBEAT_S = T / 5
 
 
 def rebased(own_now: float, last_now: float, heard_at: float) -> float:
-    """Return the time of the state at `own_now`: the last entry's, and what passed since it came, on this clock."""
+    """Return the state's time at `own_now`: the time of the last entry, plus the time since its arrival on this clock."""
     return last_now + (own_now - heard_at)
 
 
@@ -37,7 +37,7 @@ class Agent(NodeSide):
         self.cluster, self.name, self.mind = cluster, name, mind
         self.skew = cluster.skews.setdefault(name, cluster.rng.uniform(0.0, 1000.0))
         self.alive, self.loud = True, False
-        """Loud: its process was killed, so that its host tells the others."""
+        """`loud`: only its process was killed, so its host still refuses connections."""
         self.found: dict[int, ev.WorkerFound] = {}
         self.discarded = (0, -1)
         self.log: list[tuple[float, ev.Event]] = []
@@ -52,12 +52,12 @@ class Agent(NodeSide):
         self.plan = 0
         self.fenced_why = ""
         self.confirmed: dict[str, float] = {}
-        """Send time of the newest heartbeat that each agent answered."""
+        """For each agent, the time when the newest heartbeat that it answered was sent."""
         self.members: set[str] = set()
-        """Agents that have answered this leader, without those that it has given up."""
+        """Agents that have answered this leader, except those that it has given up."""
         self.held_at: float | None = None
         self.waiting: list[ev.Event] = []
-        """Facts that arrived while this leader lacked authority."""
+        """Events that arrived while this leader lacked authority."""
 
     # --- its clock -----------------------------------------------------------------------------------------------
 
@@ -70,7 +70,7 @@ class Agent(NodeSide):
         return self.mind.role is el.ElectionRole.FENCED
 
     def arm(self) -> None:
-        """Keep one alarm: the next deadline of the election's and the coordinator's."""
+        """Set the alarm to the next deadline of the election or the coordinator."""
         self.plan += 1
         plan, dues = self.plan, [election.next_deadline(self.mind)]
         if self.decides() and self.held_at is None:
@@ -103,7 +103,7 @@ class Agent(NodeSide):
         before = self.mind
         self.mind, outputs = election.step(before, event, self.now)
         assert self.mind.term >= before.term, f"a term fell: {before.term}, {self.mind.term}"
-        assert self.mind.promised >= before.promised, "a promise was taken back"
+        assert self.mind.promised >= before.promised, "a promised term fell"
         if outputs or not isinstance(event, (el.Tick, el.HeardFromAgent, el.HeardFromLeader, el.LogFollowed)):
             self.cluster.note(f"{self.name} hears {event}: {outputs}")
         for output in outputs:
@@ -114,13 +114,13 @@ class Agent(NodeSide):
         self.arm()
 
     def resign(self) -> None:
-        """Stop leading. If it is elected again, it begins from its log."""
+        """Stop leading. After another election, it starts from its log."""
         self.deciding, self.held_at = False, None
         self.state = coordinator.new_state(self.cluster.settings)
         self.waiting, self.members, self.confirmed = [], set(), {}
 
     def go_on(self) -> None:
-        """Decide nothing while authority is missing, and then on what came meanwhile. For the job no time has passed."""
+        """Keep events while the leader lacks authority, and decide on them afterwards. The job's clock stops meanwhile."""
         if not self.decides():
             return
         if not quorum.has_authority(self.mind, self.now):
@@ -166,7 +166,7 @@ class Agent(NodeSide):
                 self.fence(output.reason)
 
     def tell_losses(self) -> None:
-        """Report in one event the nodes that were found to be lost together."""
+        """Report all nodes that were found lost at the same time in one event."""
         losses, self.losses = tuple(self.losses), []
         self.decide(losses[0] if len(losses) == 1 else ev.NodesLost(losses))
 
@@ -176,7 +176,7 @@ class Agent(NodeSide):
             self.cluster.hear_closed(self.cluster.agents[asker], self.name)
 
     def heartbeat(self) -> None:
-        """Tell every agent of the job that this one leads."""
+        """Send a heartbeat to every agent of the job."""
         agents = self.cluster.agents if self.cluster.bare else {*self.state.nodes, *self.mind.configuration.voters}
         self.send_configurations({*agents, *self.members}, self.mind.configurations)
 
@@ -199,7 +199,7 @@ class Agent(NodeSide):
         self.resync(leader, term)
 
     def hear_answer(self, heard: el.HeardFromAgent) -> None:
-        """An agent follows this leader. One that is new here was admitted by the last leader."""
+        """Handle the answer of an agent that follows this leader. The last leader admitted it, if it is new here."""
         if not self.alive or self.fenced:
             return
         if self.leads(heard.term):
@@ -212,7 +212,7 @@ class Agent(NodeSide):
         return self.mind.role is el.ElectionRole.LEADER and term == self.mind.term
 
     def admits(self, name: str) -> bool:
-        """Take in an agent that the last leader had, unless it was given up."""
+        """Admit an agent of the last leader, unless it was given up."""
         if name in self.members or name == self.name:
             return True
         if not self.cluster.bare and name in self.state.leaves and name not in self.state.nodes:
@@ -226,7 +226,7 @@ class Agent(NodeSide):
         return True
 
     def resync(self, leader: str, term: int) -> None:
-        """Once for each leader: say what is here."""
+        """Send the node's inventory to the leader, once per leader."""
         if self.resynced < term:
             self.resynced = term
             workers = tuple(self.found.values())
@@ -276,7 +276,7 @@ class Agent(NodeSide):
         self.watch_commit()
 
     def told(self, event: ev.Event, term: int) -> None:
-        """A fact comes from an agent that follows this one as the leader of the term."""
+        """Handle the report of an agent that follows this one as the leader of the term."""
         if self.decides() and term == self.mind.term:
             if not isinstance(event, ev.NodeResynced) or self.admits(event.node):
                 self.decide(event)
@@ -295,7 +295,7 @@ class Agent(NodeSide):
             return
         if self.log and now < self.log[-1][0]:
             assert math.isclose(now, self.log[-1][0]), f"time fell from {self.log[-1][0]:.3f} to {now:.3f}"
-            now = self.log[-1][0]  # a sum of floats
+            now = self.log[-1][0]  # a rounding error of a sum
         effects = coordinator.step(self.cluster.settings, self.state, event, now)
         self.cluster.note(f"  {self.name} t{self.mind.term} {now:.3f} {event}")
         for effect in effects:
@@ -325,7 +325,7 @@ class Agent(NodeSide):
         self.cluster.clock.after(delay, lambda: self.send(log_follower, follow))
 
     def share_log(self) -> None:
-        """Send the whole log to new log followers."""
+        """Send the whole log to all log followers."""
         term, entries = self.mind.term, list(self.log)
         for log_follower in self.log_followers():
             self.send(log_follower, lambda a: a.follow_all(term, entries))

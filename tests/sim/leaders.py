@@ -1,7 +1,7 @@
-"""Several agents, any of which may be the leader: the real core and the real election against a network that is cut.
+"""Several agents, each of which can become leader: the real core and election on a simulated network with cuts.
 
-Safety is asserted at each takeover, by every agent that is told something, by the workers, and after every decision;
-liveness by bounds.
+Safety is asserted at each takeover, by agents and workers at each order, and after every decision. Liveness is asserted
+with bounds of time.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Cluster:
     ) -> None:
         self.rng = random.Random(seed)
         self.bare = bare
-        """Simulate the election only, without decisions, in a hundredth of the time."""
+        """Whether to simulate only the election, without decisions, in a hundredth of the time."""
         self.settings, self.steps, self.log_delay_s = settings, steps, log_delay_s
         self.clock = Clock()
         self.net = Net(self.clock, self.rng)
@@ -61,9 +61,9 @@ class Cluster:
         self.terms: dict[int, str] = {}
         self.epochs: dict[int, str] = {}
         self.moves: set[int] = set()
-        """Epochs that began to move ranks, and not for a loss."""
+        """Epochs that began because ranks move, without a loss."""
         self.left: list[str] = []
-        """Nodes that were drained and have left."""
+        """Drained nodes that have left."""
         self.faults = list(faults)
         self.done_to: list[str] = []
         self.troubled_at = self.disturbed_at = 0.0
@@ -110,7 +110,7 @@ class Cluster:
         return [worker for worker in self.workers.values() if worker.node == name]
 
     def join(self, name: str) -> None:
-        """An agent comes up and finds the leader, if it can be reached."""
+        """Start an agent. It joins when it can reach the leader."""
         leader = self.leader
         if self.stopped is not None or self.clock.now > 60.0:
             return
@@ -131,7 +131,7 @@ class Cluster:
         self.troubled_at = self.clock.now
 
     def closed(self, name: str) -> None:
-        """An agent's process has ended, or has fenced itself and closed its connections: who can hear of it does."""
+        """Tell all reachable agents that this one has closed its connections, at its end or fence."""
         agent = self.agents[name]
         agent.loud = True
         self.storage.lose(name)
@@ -141,7 +141,7 @@ class Cluster:
                 self.net.send(name, other.name, arrive)
 
     def hear_closed(self, other: Agent, name: str) -> None:
-        """It dials that host, which refuses, again and again for a while: its workers have ended meanwhile."""
+        """Let `other` dial the closed agent's host, which refuses. The workers have ended before the last try."""
 
         def refuse() -> None:
             if self.net.linked(other.name, name):
@@ -150,7 +150,7 @@ class Cluster:
         self.clock.after(0.1 * T, refuse)
 
     def end_agent(self, name: str, *, loud: bool) -> None:
-        """Its process is killed, and its fork server ends its workers; or its host is gone."""
+        """End an agent. `loud`: its process is killed, and its fork server ends its workers; otherwise its host is lost."""
         agent = self.agents[name]
         agent.alive = False
         self.check_covered()
@@ -159,11 +159,11 @@ class Cluster:
         self.storage.lose(name)
         if loud:
             self.closed(name)
-        if loud and self.rng.random() < 0.5:  # its fork server lived longer, and tells the voters
+        if loud and self.rng.random() < 0.5:  # its fork server outlives it and tells the voters
             self.clock.after(0.1, lambda: self.witness_end(name))
 
     def release(self, name: str) -> None:
-        """A drained node may leave: its agent ends."""
+        """End the agent of a drained node, which may leave."""
 
         def leave() -> None:
             if self.agents[name].alive and self.stopped is None:
@@ -218,24 +218,24 @@ class Cluster:
         numbers = {worker.number for worker in owners}
         for other in self.workers.values():
             if other.alive and other.node in agent.state.nodes and other.number in self.ranks:
-                assert other.number in numbers, f"worker {other.number} has a rank, and does not own it"
-        assert len(stands) <= 1, f"attaching to epoch {order.epoch}, but the ranks stand at {stands}"
+                assert other.number in numbers, f"worker {other.number} has a rank that it does not own"
+        assert len(stands) <= 1, f"attaching to epoch {order.epoch}, but the ranks differ: {stands}"
 
     def is_network_bad(self) -> bool:
-        return False  # what is cut here is cut between nodes
+        return False  # cuts are between nodes
 
     def check_not_stuck(self, agent: Agent, order: do.KillWorker) -> None:
         """Assert that no repair waits until its timeout, unless nodes could not reach one another."""
         if order.reason.startswith("no progress while"):
             since = self.clock.now - self.settings.repair_timeout_s
             apart = self.net.apart_since(since, agent.state.nodes)
-            assert apart, f"worker {order.worker} was waited for in vain: {order.reason}"
+            assert apart, f"the wait for worker {order.worker} timed out: {order.reason}"
 
     def run(self) -> str:
-        """Return how it ended: the reason of the stop, or of the last fence."""
+        """Run to the end of the job. Return the reason of its stop, or of the last fence."""
         try:
             while not self.is_over():
-                assert self.clock.next() is not None, "nothing will ever happen again"
+                assert self.clock.next() is not None, "no event is left"
                 self.clock.run_next()
                 assert self.clock.now < HORIZON_S, "the job never ends"
                 self.check_liveness()
@@ -273,7 +273,7 @@ class Cluster:
         assert leader.state.phase in at_work or not enough, f"still {leader.state.phase}"
 
     def check_fenced(self) -> None:
-        """Assert that agents which no leader with authority counts have ended their workers, if the last fault is long enough ago."""
+        """Assert, long enough after the last fault, that agents outside every leader's majority have ended their workers."""
         if self.clock.now < self.disturbed_at + 3.6 * T:
             return
         leaders = [a for a in self.agents.values() if a.decides() and quorum.has_authority(a.mind, a.now)]
@@ -282,7 +282,9 @@ class Cluster:
         counted = {name for leader in leaders for name in (leader.name, *leader.mind.answered_at)}
         for agent in self.agents.values():
             left = [worker.number for worker in self.on(agent.name) if worker.alive and not worker.suspended]
-            assert agent.name in counted or not left, f"workers {left} of {agent.name}, which is cut off, still run"
+            assert agent.name in counted or not left, (
+                f"workers {left} of {agent.name} still run, although it is cut off"
+            )
 
     def check_end(self) -> None:
         why = self.ended_why
@@ -291,7 +293,7 @@ class Cluster:
             assert all(w.completed == self.steps for w in ended), "a rank left before its last step"
             return
         if why.startswith("fenced"):
-            assert not self.owed(), f"nobody goes on, though a majority could: {why}"
+            assert not self.owed(), f"no node continues, although a majority could: {why}"
             return
         if self.bare:
             return
@@ -310,7 +312,7 @@ class Cluster:
         assert any(text in why and excused for text, excused in excuses.items()), f"stopped without need: {why}"
 
     def owed(self) -> bool:
-        """Return whether the faults leave a majority that must continue."""
+        """Tell whether the faults leave a majority, which must continue."""
         return all(fault.leaves_majority(self) for fault in self.faults) and len(self.faults) < 2
 
 
@@ -330,7 +332,7 @@ def leaders_simulation(seed: int, kinds: tuple[str, ...] = KINDS, *, durable: bo
 
 
 def election_simulation(seed: int, kinds: tuple[str, ...] = (*KINDS, *("cut pair",) * 20)) -> Cluster:
-    """Return the agents of this seed, without a job, in a network in which single links fail too."""
+    """Return the agents of this seed, without a job, on a network where single links can fail, too."""
     rng = random.Random(f"election {seed}")
     settings = Settings(world_size=1, nodes=1, spare_nodes=rng.randint(1, 5), node_timeout_s=T)
     outages = [fault for _ in range(rng.choice((1, 1, 2, 3))) for fault in planned(rng, kinds)]

@@ -1,4 +1,4 @@
-"""The simulated machines: time, and the channels between the coordinator and each worker."""
+"""The simulation's clock, and the channels between the coordinator and each worker."""
 
 import heapq
 import itertools
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 class Clock:
-    """A heap of things to happen; nothing happens between them."""
+    """A heap of future calls, and the time of the last one."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -30,7 +30,7 @@ class Clock:
 
 
 class Channel:
-    """One direction of one socket: keeps its order, takes a random time, and says nothing of the other channels."""
+    """One direction of a socket. Messages stay in order and take a random time, independent of other channels."""
 
     def __init__(self, clock: Clock, rng: random.Random) -> None:
         self._clock = clock

@@ -1,4 +1,4 @@
-"""A simulated agent's node: it obeys the leader's orders, and reports what its workers say."""
+"""A simulated agent's part on its node: it obeys the leader's orders, and passes on its workers' reports."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _FOUND_AFTER = {
     do.DismissWorker: {"dismissed": True},
     do.PrepareSpare: {"prepared": True},
 }
-"""The fields in the report to another coordinator of a worker with this order."""
+"""For each order to a worker, the fields of its report to the next coordinator."""
 
 
 class NodeSide:
@@ -55,11 +55,11 @@ class NodeSide:
         cluster, storage = self.cluster, self.cluster.storage
         match effect:
             case do.BeginGeneration():
-                assert all(w.rank is None or not w.alive for w in cluster.on(self.name)), "the old world still lives"
+                assert all(w.rank is None or not w.alive for w in cluster.on(self.name)), "the old world still runs"
                 storage.clear_on(self.name, key)
                 self.found = {number: found for number, found in self.found.items() if found.alive}
             case do.StartWorker():
-                assert effect.worker not in cluster.workers, "a worker's number was given again"
+                assert effect.worker not in cluster.workers, "a worker's number was used twice"
                 worker = cluster.workers[effect.worker] = Worker(cluster, effect.worker, effect.node)
                 self.found[effect.worker] = ev.WorkerFound(effect.worker, 1000 + effect.worker)
                 worker.start()
@@ -100,7 +100,7 @@ class NodeSide:
             self.found[worker] = replace(self.found[worker], **changes)
 
     def said(self, event: ev.Event) -> None:
-        """One of its workers said something, or ended."""
+        """Handle a report or the end of one of the node's workers."""
         match event:
             case ev.WorkerReady():
                 self.know(event.worker, ready=True)

@@ -50,7 +50,7 @@ class Fault:
                 cluster.leader.decide(ev.DrainRequested(rank, whom if rank is None else None))
 
     def cut(self, cluster: Cluster, living: list[str], whom: str) -> None:
-        """Split the living in two (`whom` among the smaller part), or cut one direction of one node's links."""
+        """Split the living nodes in two, with `whom` in the smaller part, or cut one direction of one node's links."""
         others = [name for name in living if name != whom]
         if "pair" in self.kind and others:
             other = others[self.whom // 3 % len(others)]
@@ -67,7 +67,7 @@ class Fault:
 
     def cut_pairs(self, cluster: Cluster, pairs: list[tuple[str, str]]) -> None:
         cluster.net.cut(pairs)
-        # The leader after T, who heard it last 2 T later; then messages that are late, and what it takes to end workers.
+        # The leader stops after T, and the last node that heard it 2 T later. Add late messages, and the end of workers.
         cluster.clock.after(3.6 * T + 0.1, cluster.check_fenced)
         if self.heal_after is not None:
             cluster.clock.after(self.heal_after, lambda: self.heal(cluster, pairs))
@@ -81,7 +81,7 @@ class Fault:
     def leaves_majority(self, cluster: Cluster) -> bool:
         nodes = cluster.settings.nodes + cluster.settings.spare_nodes
         if self.at < 2.5:
-            return False  # not all have joined and vote
+            return False  # some nodes have not joined and do not vote yet
         match self.kind.split()[0]:
             case "power":
                 return nodes > 2

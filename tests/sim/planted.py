@@ -1,6 +1,6 @@
-"""Bugs that the simulator must find: each replaces one small function of the core for the time of a test.
+"""Bugs that the simulator must find. Each replaces one small function of the core during a test.
 
-A simulator that does not find them has gone blind; none of them is reachable by a setting of the product.
+If the simulator does not find one, the simulator is broken. No setting of the product can cause these bugs.
 """
 
 from collections.abc import Callable
@@ -25,7 +25,7 @@ from deadpool_run.core.transitions import MEMBER_TRANSITIONS, MemberPhase
 Plant = Callable[[pytest.MonkeyPatch], None]
 
 
-def stale_words_are_obeyed(patch):
+def reports_of_old_epochs_are_accepted(patch):
     patch.setattr(reports, "is_current", lambda _state, _epoch: True)
 
 
@@ -49,11 +49,11 @@ def the_epoch_is_not_bumped(patch):
     )
 
 
-def the_resume_is_chosen_from_the_union(patch):
+def the_resume_version_is_chosen_from_the_union(patch):
     patch.setattr(holders, "newest_common", lambda held: max(frozenset.union(*held), default=None))
 
 
-def the_oldest_version_is_chosen_although_survivors_dropped_it(patch):
+def a_version_that_survivors_dropped_is_chosen(patch):
     patch.setattr(holders, "newest_common", lambda held: max(frozenset.intersection(*held), default=1) - 1)
 
 
@@ -70,7 +70,7 @@ def an_unready_spare_is_promoted(patch):
         patch.setitem(MEMBER_TRANSITIONS[MemberPhase.STARTING], trigger, target)
 
 
-def the_pool_never_heals(patch):
+def lost_spares_are_not_replaced(patch):
     honest = spare_pool.heal
 
     def heal(decision):
@@ -84,11 +84,11 @@ def a_dead_ranks_slots_are_ignored(patch):
     patch.setattr(holders, "held_after_death", lambda _exited: frozenset())
 
 
-def a_survivors_live_version_counts_although_it_has_none(patch):
+def a_live_version_is_counted_without_live_state(patch):
     patch.setattr(holders, "held_by_survivor", lambda drained: frozenset({*drained.captured, drained.completed}))
 
 
-def all_attach_before_all_are_restored(patch):
+def ranks_attach_before_all_are_restored(patch):
     def attach(decision):
         for member in decision.state.in_phase(MemberPhase.RESTORED):
             decision.order(do.AttachGroups(member.worker, decision.state.epoch))
@@ -96,7 +96,7 @@ def all_attach_before_all_are_restored(patch):
     patch.setattr(repair, "_attach", attach)
 
 
-def an_unkillable_worker_is_waited_for(patch):
+def an_unkillable_worker_is_awaited(patch):
     limit = timers.LIMITS[MemberPhase.ENDING]
     patch.setitem(
         timers.LIMITS,
@@ -105,11 +105,11 @@ def an_unkillable_worker_is_waited_for(patch):
     )
 
 
-def a_suspicion_is_forgotten(patch):
+def a_failed_collective_is_not_repaired(patch):
     patch.setattr(repair, "retry", lambda _decision, _reason: None)
 
 
-def a_member_that_raised_is_taken_for_dead(patch):
+def a_member_that_raised_counts_as_dead(patch):
     honest = repair.recall
 
     def recall(decision, member):
@@ -134,15 +134,15 @@ def copies_are_kept_on_the_ranks_own_node(patch):
     patch.setattr(buddies, "choose", choose)
 
 
-def a_lost_holder_is_still_counted_on(patch):
+def a_lost_holder_still_counts(patch):
     patch.setattr(holders, "forget", lambda _decision, _rank, _node: False)
 
 
-def what_is_far_is_taken_for_near(patch):
+def a_remote_snapshot_counts_as_local(patch):
     patch.setattr(holders, "nearest", lambda _seat, _member, _version: None)
 
 
-def nobody_waits_for_the_first_copies(patch):
+def the_job_is_protected_before_the_first_copies(patch):
     honest = restart.advance_unprotected
 
     def advance_unprotected(decision):
@@ -152,7 +152,7 @@ def nobody_waits_for_the_first_copies(patch):
     patch.setattr(restart, "advance_unprotected", advance_unprotected)
 
 
-def what_an_unwound_rank_holds_is_not_asked(patch):
+def an_unwound_ranks_versions_are_assumed(patch):
     honest = coordinator.HANDLERS[ev.RunUnwound]
 
     def unwound(decision, event):
@@ -174,7 +174,7 @@ def a_re_entry_that_failed_is_tried_again(patch):
     patch.setattr(Decision, "order", order)
 
 
-def who_cannot_be_drained_is_waited_for(patch):
+def a_rank_that_cannot_be_drained_is_awaited(patch):
     patient = replace(
         timers.LIMITS[MemberPhase.DRAINING],
         expired=lambda decision, member: decision.set_member(member.worker, since=decision.now),
@@ -191,41 +191,41 @@ PLANTS: dict[Plant, tuple[str, ...]] = {
     a_refusal_is_repaired_like_an_exception: REFUSAL_KINDS,
     acks_are_kept_over_epochs: _ANY,
     the_epoch_is_not_bumped: _ANY,
-    the_resume_is_chosen_from_the_union: _ANY,
-    the_oldest_version_is_chosen_although_survivors_dropped_it: _ANY,
+    the_resume_version_is_chosen_from_the_union: _ANY,
+    a_version_that_survivors_dropped_is_chosen: _ANY,
     an_unready_spare_is_promoted: _ANY,
-    the_pool_never_heals: _ANY,
+    lost_spares_are_not_replaced: _ANY,
     a_dead_ranks_slots_are_ignored: _ANY,
-    all_attach_before_all_are_restored: _ANY,
-    a_suspicion_is_forgotten: _ANY,
-    an_unkillable_worker_is_waited_for: ("wedge rank",),
-    # These need two rare things at once: look where they are likely.
-    a_survivors_live_version_counts_although_it_has_none: ("suspect",),
-    a_member_that_raised_is_taken_for_dead: ("raise", "kill rank"),
+    ranks_attach_before_all_are_restored: _ANY,
+    a_failed_collective_is_not_repaired: _ANY,
+    an_unkillable_worker_is_awaited: ("wedge rank",),
+    # These need two rare events at once: choose faults that make them likely.
+    a_live_version_is_counted_without_live_state: ("suspect",),
+    a_member_that_raised_counts_as_dead: ("raise", "kill rank"),
 }
-"""Each bug, with the kinds of faults for the search."""
+"""Each bug, with the kinds of faults to search."""
 DRAIN_PLANTS: tuple[Plant, ...] = (
-    what_an_unwound_rank_holds_is_not_asked,
+    an_unwound_ranks_versions_are_assumed,
     a_re_entry_that_failed_is_tried_again,
-    who_cannot_be_drained_is_waited_for,
+    a_rank_that_cannot_be_drained_is_awaited,
     an_unwound_rank_counts_as_a_survivor,
-    stale_words_are_obeyed,
+    reports_of_old_epochs_are_accepted,
 )
 """Bugs that show only with scripts that cannot be drained."""
 NODE_PLANTS: dict[Plant, tuple[str, ...]] = {
     copies_are_kept_on_the_ranks_own_node: NODE_KINDS,
-    a_lost_holder_is_still_counted_on: NODE_KINDS,
-    what_is_far_is_taken_for_near: NODE_KINDS,
-    nobody_waits_for_the_first_copies: ("lose node at once",),
+    a_lost_holder_still_counts: NODE_KINDS,
+    a_remote_snapshot_counts_as_local: NODE_KINDS,
+    the_job_is_protected_before_the_first_copies: ("lose node at once",),
 }
 """Bugs that show only in a job on several nodes."""
 
 
-def votes_are_given_while_the_leader_is_heard(patch):
+def votes_are_given_despite_heartbeats_of_the_leader(patch):
     patch.setattr(quorum, "has_no_leader", lambda _agent, _now: True)
 
 
-def a_leader_without_a_majority_goes_on(patch):
+def a_leader_without_a_majority_continues(patch):
     patch.setattr(quorum, "authority_until", lambda _agent: electorate.FOREVER)
 
 
@@ -237,7 +237,7 @@ def a_new_term_raises_no_epoch(patch):
     patch.setattr(takeover, "raised", lambda epoch, _term: epoch + 1)
 
 
-def a_new_term_raises_no_workers_number(patch):
+def a_new_term_reuses_worker_numbers(patch):
     honest = takeover._moved
 
     def moved(decision, event):
@@ -249,7 +249,7 @@ def a_new_term_raises_no_workers_number(patch):
     patch.setattr(takeover, "_moved", moved)
 
 
-def what_agents_find_is_ignored(patch):
+def inventories_are_ignored(patch):
     honest = reconcile.compare
 
     def compare(decision, found, lost):
@@ -265,11 +265,11 @@ def what_agents_find_is_ignored(patch):
     patch.setattr(reconcile, "compare", compare)
 
 
-def replacements_wait_for_the_store_of_a_leader_that_is_gone(patch):
+def replacements_wait_for_the_store_of_a_lost_leader(patch):
     patch.setattr(reconcile, "_end_unrehearsed", lambda _decision, _truth: None)
 
 
-def what_vaults_hold_is_not_asked(patch):
+def inventories_of_vaults_are_ignored(patch):
     patch.setattr(buddies, "inherit", lambda _decision, _holds: None)
 
 
@@ -277,23 +277,23 @@ def agents_obey_the_old_leader_too(patch):
     patch.setattr(node_side, "obeys", lambda _mine, _theirs: True)
 
 
-def the_new_leader_reads_its_own_clock(patch):
+def the_new_leader_uses_its_own_clock(patch):
     patch.setattr(agents, "rebased", lambda own_now, _last_now, _heard_at: own_now)
 
 
 ELECTION_PLANTS: tuple[Plant, ...] = (
-    votes_are_given_while_the_leader_is_heard,
-    a_leader_without_a_majority_goes_on,
+    votes_are_given_despite_heartbeats_of_the_leader,
+    a_leader_without_a_majority_continues,
 )
-"""Bugs that show without a job."""
+"""Bugs that show in elections, without a job."""
 LEADER_PLANTS: dict[Plant, tuple[str, ...]] = {
     a_new_term_raises_no_epoch: OUTAGES,
-    a_new_term_raises_no_workers_number: OUTAGES,
-    what_agents_find_is_ignored: OUTAGES,
-    what_vaults_hold_is_not_asked: OUTAGES,
-    replacements_wait_for_the_store_of_a_leader_that_is_gone: ("repair, kill leader",),
+    a_new_term_reuses_worker_numbers: OUTAGES,
+    inventories_are_ignored: OUTAGES,
+    inventories_of_vaults_are_ignored: OUTAGES,
+    replacements_wait_for_the_store_of_a_lost_leader: ("repair, kill leader",),
     agents_obey_the_old_leader_too: ("cut pair leader", "repair, power leader"),
-    the_new_leader_reads_its_own_clock: OUTAGES,
+    the_new_leader_uses_its_own_clock: OUTAGES,
     nodes_are_given_up_before_they_stop: ("cut any", "cut leader", "cut deaf", "cut mute"),
 }
-"""Bugs that show only when the coordinator moves, with the kinds of outages for the search."""
+"""Bugs that show only when the coordinator moves, with the kinds of outages to search."""

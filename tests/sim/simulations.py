@@ -1,4 +1,4 @@
-"""The jobs of a seed: their settings, and their faults by kind."""
+"""Jobs drawn from a seed: their settings, and their faults by kind."""
 
 import dataclasses
 import random
@@ -23,7 +23,7 @@ KINDS = (
     *("suspect", "drain", "attach", "start", "wedge rank", "bad network"),
 )
 DRAIN_KINDS = ("drain", "drain", "drain", "endless", "endless", "stuck", "run")
-"""Faults while a script is drained."""
+"""Faults of jobs whose scripts are drained."""
 REFUSAL_KINDS = ("refuse", "refuse", "kill rank", "kill rank", "raise", "suspect", "drain", "inject")
 """Faults of jobs in which the library refuses to continue."""
 NODE_KINDS = (
@@ -41,7 +41,7 @@ NODE_KINDS = (
 
 
 def planned(rng: random.Random, kinds: tuple[str, ...]) -> tuple[Fault, ...]:
-    """Return some faults, often close to one another."""
+    """Return one or more faults, often close together."""
     if not kinds:
         return ()
     at, found = rng.choice((rng.uniform(0.0, 1.5), rng.uniform(1.0, 4.0), rng.uniform(1.0, 4.0))), []
@@ -63,7 +63,7 @@ def settings_on_nodes(seed: int, rng: random.Random) -> Settings:
         spares=rng.choice((0, 0, 2)),
         replicas=rng.choice((1, 1, 2)),
         shutdown_timeout_s=3.0,
-        hot_spares=random.Random(f"hot {seed}").random() < 0.3,  # the rest of the story is the same without
+        hot_spares=random.Random(f"hot {seed}").random() < 0.3,  # its own generator: other draws do not change
     )
 
 
@@ -84,7 +84,7 @@ def nodes_simulation(seed: int, kinds: tuple[str, ...] = NODE_KINDS, *, durable:
 
 
 def memory_simulation(seed: int) -> Simulation:
-    """Return the job of this seed, on several nodes of which some have memory for few copies, or none."""
+    """Return the job of this seed, on several nodes. Some nodes have memory for few copies, or for none."""
     rng = random.Random(f"memory {seed}")
     job = nodes_simulation(seed)
     names = [f"n{at}" for at in range(job.settings.nodes + job.settings.spare_nodes)]
@@ -99,7 +99,7 @@ def memory_simulation(seed: int) -> Simulation:
 
 
 def drain_simulation(seed: int) -> Simulation:
-    """Return the job of this seed, whose script often cannot be drained when a rank is lost."""
+    """Return the job of this seed. Its script often cannot be drained when a rank is lost."""
     rng = random.Random(f"drain {seed}")
     at, faults = rng.uniform(1.0, 4.0), []
     for _ in range(rng.choice((1, 1, 2, 3))):
@@ -132,6 +132,6 @@ def simulation(seed: int, kinds: tuple[str, ...] = KINDS) -> Simulation:
         shutdown_timeout_s=3.0,
         calm_s=1.0,
         capture_interval=rng.choice((1, 1, 2, 3)),
-        hot_spares=random.Random(f"hot {seed}").random() < 0.3,  # the rest of the story is the same without
+        hot_spares=random.Random(f"hot {seed}").random() < 0.3,  # its own generator: other draws do not change
     )
     return Simulation(seed, settings, planned(rng, kinds), steps=rng.choice((3, 20, 60)))

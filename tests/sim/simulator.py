@@ -1,7 +1,7 @@
-"""One seed, one job: the real core against simulated workers, with faults as data. A wrong decision raises.
+"""Runs the job of one seed: the real core with simulated workers, and faults as data. A wrong decision raises.
 
-Safety is asserted by the workers (they obey nothing of an old epoch, are asked for nothing that they do not hold, train
-on the same content) and after every decision; liveness by bounds in simulated time.
+Workers assert safety: no order of an old epoch, no request for a version that they do not hold, the same content on
+all ranks. More is asserted after every decision. Liveness is asserted with bounds of simulated time.
 """
 
 import itertools
@@ -28,7 +28,7 @@ AT_ONCE = "lose node at once"
 REPAIR_TIMEOUT_S = 5.0
 HANG_CHECK_S = 2.0
 BOUND_S = 30.0
-"""Bound on the time from the last fault, or the last worker that was ended for one, until the job trains again."""
+"""The longest time from the last fault, or from the end of a worker because of one, until the job trains again."""
 HORIZON_S = 2000.0
 
 
@@ -37,7 +37,7 @@ class Fault:
     at: float
     kind: str
     whom: int = 0
-    """Taken modulo the candidates."""
+    """Selects one of the candidates, modulo their number."""
 
 
 class Simulation:
@@ -56,7 +56,7 @@ class Simulation:
         self.troubled_at = 0.0
         self.rank_faults = self.parked_faults = self.setup_faults = 0
         self.crashes = 0
-        """Workers that died while parked since the last repair that replaced a rank."""
+        """Parked workers that have died since the last repair that replaced a rank."""
         self.network_bad_until = 0.0
         self.nodes_lost: list[float] = []
         self.uncovered_losses = 0
@@ -64,10 +64,10 @@ class Simulation:
         """Copies that nodes refused for lack of memory."""
         self.asked_to_stop = False
         self.moves: set[int] = set()
-        """Epochs that began to move ranks, and not for a loss."""
+        """Epochs that began because ranks move, without a loss."""
         self.moved: list[do.Incident] = []
         self.left: list[str] = []
-        """Nodes that were drained and have left."""
+        """Drained nodes that have left."""
         self.refused: list[int] = []
         """Workers whose library refused to continue while they had a rank."""
         self.stopped: do.StopJob | None = None
@@ -96,7 +96,7 @@ class Simulation:
             self.tell(ev.NodeJoined(name, self.place(name)))
 
     def run(self) -> do.StopJob:
-        """Run to the end of the job. Raises AssertionError, with the end of the log, for a wrong decision."""
+        """Run to the end of the job. Raises AssertionError, with the end of the log, after a wrong decision."""
         try:
             while self.stopped is None:
                 self.advance()
@@ -115,7 +115,7 @@ class Simulation:
             after = coordinator.next_deadline(self.settings, self.state)
             assert after is None or after > self.clock.now, "time stands still"
         else:
-            assert event is not None, "nothing will ever happen again"
+            assert event is not None, "no event is left"
             self.clock.run_next()
 
     # --- the agent -----------------------------------------------------------------------------------------------
@@ -136,7 +136,7 @@ class Simulation:
         self.log += [f"             -> {effect}" for effect in effects]
         check_invariants(self.settings, self.state)
         assert self.state.epoch >= epoch, "an epoch fell"
-        assert not refused or self.state.stop is not None, "the job goes on after a refusal"
+        assert not refused or self.state.stop is not None, "the job continues after a refusal"
         for effect in effects:
             self.perform(effect)
 
@@ -147,10 +147,10 @@ class Simulation:
     def perform(self, effect: do.Effect) -> None:  # noqa: PLR0912 - one case for each order
         match effect:
             case do.BeginGeneration():
-                assert all(w.rank is None or not w.alive for w in self.workers.values()), "the old world still lives"
+                assert all(w.rank is None or not w.alive for w in self.workers.values()), "the old world still runs"
                 self.storage.clear()
             case do.StartWorker():
-                assert effect.worker not in self.workers, "a worker's number was given again"
+                assert effect.worker not in self.workers, "a worker's number was used twice"
                 worker = self.workers[effect.worker] = Worker(self, effect.worker, effect.node)
                 worker.alive = self.storage.nodes[effect.node].alive
                 if worker.alive:
@@ -176,7 +176,7 @@ class Simulation:
                 self.troubled_at = self.clock.now
                 worker = self.workers[effect.worker]
                 in_vain = worker.alive and not worker.frozen and not worker.raising and "re-entering" in effect.reason
-                assert not in_vain, f"worker {effect.worker} has run its script again, and nobody has listened"
+                assert not in_vain, f"worker {effect.worker} has re-entered, but its report was ignored"
                 self.clock.after(self.rng.uniform(0.0, 0.1), lambda: worker.die(signal=9))
             case do.TerminateWorker():
                 worker = self.workers[effect.worker]
@@ -194,7 +194,7 @@ class Simulation:
                 self.send(effect)
             case do.ReleaseNode():
                 needed = bool(self.state.buddies) and self.storage.needs(effect.node, self.state.nodes)
-                assert not needed, f"{effect.node} may leave before others have its copies"
+                assert not needed, f"{effect.node} may leave, but other nodes do not have its copies yet"
                 self.clock.after(self.rng.uniform(0.0, 0.5), lambda: self.leave(effect.node))
             case do.ReportIncident():
                 if effect.incident.planned:
@@ -210,7 +210,7 @@ class Simulation:
         return self.clock.now < self.network_bad_until
 
     def serves_store(self, _worker: Worker) -> bool:
-        """It is beside the coordinator, which does not move here."""
+        """Return True: the coordinator, and with it the store, never moves here."""
         return True
 
     def send(self, effect: do.Effect) -> None:
@@ -223,7 +223,7 @@ class Simulation:
             self.tell(ev.ReplicasReported(order.node, order.rank, order.epoch, tuple(sorted(node.has(order.rank)))))
 
     def watch_commit(self, epoch: int) -> None:
-        """The leader's agent tells when the first version is safe."""
+        """Report the first safe version, as the leader's agent does."""
         awaited = not self.state.committed or self.state.closed != self.state.released
         if self.stopped is None and self.state.epoch == epoch and awaited:
             if self.storage.is_protected():
@@ -232,7 +232,7 @@ class Simulation:
                 self.clock.after(0.02, lambda: self.watch_commit(epoch))
 
     def check_hangs(self) -> None:
-        """The agent's health check, which knows whom the others wait for."""
+        """Report hung workers, as the agent's hang detector does."""
         if self.state.phase in (JobPhase.UNPROTECTED, JobPhase.RUNNING, JobPhase.FINISHING):
             for worker in list(self.workers.values()):
                 if worker.alive and worker.frozen and worker.number in self.ranks:
@@ -267,7 +267,7 @@ class Simulation:
         self.log.append(f"{self.clock.now:8.3f} !! {fault}")
 
     def leave(self, name: str) -> None:
-        """A node that was drained leaves: nothing is lost with it."""
+        """Let a drained node leave. Nothing is lost with it."""
         if name in self.state.nodes and self.stopped is None:
             assert not any(w.alive and w.rank is not None for w in self.workers.values() if w.node == name)
             self.storage.lose(name)
@@ -278,7 +278,7 @@ class Simulation:
             self.tell(ev.NodeLost(name, "it has left"))
 
     def lose_nodes(self, fault: Fault, count: int) -> None:
-        """Power is cut: known at once by connections, or by silence; of all together. Others may come for them."""
+        """Cut the power of nodes. All losses are found together, at once or after a while. Other nodes may join."""
         alive = [node for node in self.storage.nodes.values() if node.alive]
         if len(self.storage.nodes) == 1 or not alive:
             return
@@ -333,7 +333,7 @@ class Simulation:
     # --- what must hold ------------------------------------------------------------------------------------------
 
     def check_assignment(self, order: do.AssignRank) -> None:
-        assert self.workers[order.worker].mode is not Mode.STARTING, "a worker that is not ready was given a rank"
+        assert self.workers[order.worker].mode is not Mode.STARTING, "a worker that is not ready got a rank"
         for other in self.workers.values():
             if other.number != order.worker and other.rank == order.rank:
                 assert other.number in self.reported_dead, f"rank {order.rank} was taken from a living worker"
@@ -341,14 +341,14 @@ class Simulation:
     def check_buddies(self, order: do.SetBuddies) -> None:
         for rank, holders in enumerate(order.buddies):
             home = self.state.seats[rank].node
-            assert home not in holders, f"the copies of rank {rank} are on its own node"
-            assert set(holders) <= set(self.state.nodes), "copies are sent to a node that is lost"
+            assert home not in holders, f"the copies of rank {rank} are on the rank's node"
+            assert set(holders) <= set(self.state.nodes), "copies are sent to a lost node"
 
     def check_all_restored(self, order: do.AttachGroups) -> None:
-        """Groups are built by all together, so that each must stand where the others do."""
+        """Assert that all ranks have the same epoch, phase and content before they attach."""
         owners = {rank: self.workers[number] for number, rank in self.ranks.items() if self.workers[number].alive}
         stands = {(w.epoch, w.mode, w.completed, w.token) for w in owners.values() if not w.frozen and not w.raising}
-        assert len(stands) <= 1, f"attaching to epoch {order.epoch}, but the ranks stand at {stands}"
+        assert len(stands) <= 1, f"attaching to epoch {order.epoch}, but the ranks differ: {stands}"
 
     def check_liveness(self) -> None:
         quiet = self.clock.now - max(self.troubled_at, self.network_bad_until)
@@ -358,11 +358,11 @@ class Simulation:
         phase = self.state.phase
         patient = phase is JobPhase.STOPPING or quiet < shutdown.UNREAPED_S + BOUND_S
         if patient and any(worker.wedged for worker in self.workers.values()):
-            return  # it is killed, once more if the job stops, before it is left behind
+            return  # such a worker is killed, again when the job stops, and then left
         if phase is JobPhase.STARTING and quiet < timers.START_S + BOUND_S:
             return
         if len(self.state.nodes) < self.settings.nodes:
-            return  # it waits for a node, or stops: check_end looks at the reason
+            return  # it waits for a node, or stops: check_end checks the reason
         assert phase in (JobPhase.UNPROTECTED, JobPhase.RUNNING, JobPhase.FINISHING), f"still {phase} after {quiet:g} s"
         ready = len(self.state.in_phase(MemberPhase.READY, MemberPhase.PREPARING))
         crashing = any(places.is_crashing(self.state, node, self.clock.now) for node in self.state.nodes)
@@ -373,14 +373,14 @@ class Simulation:
 
     def check_end(self) -> None:
         left = [worker for worker in self.workers.values() if worker.alive and not worker.wedged]
-        assert not left, "a worker outlives the job"
+        assert not left, "a worker has outlived the job"
         assert self.stopped is not None
         if self.stopped.exit_code == 0:
             assert all(w.completed == self.steps for w in self.workers.values() if w.mode is Mode.LEAVING and w.rank)
             return
         reason = self.stopped.reason
         assert (self.stopped.exit_code == 94) == reason.startswith("refused by "), "the exit code is not the refusal's"
-        assert "ahead of need" not in reason, "a spare that nobody needed stopped the job"
+        assert "as a spare" not in reason, "a spare without a rank stopped the job"
         excuses = {
             "stopped by SIGTERM": self.asked_to_stop,
             "refused by": bool(self.refused),
@@ -397,9 +397,9 @@ class Simulation:
         assert any(text in reason and excused for text, excused in excuses.items()), f"stopped without need: {reason}"
 
     def is_covered(self) -> bool:
-        """Tell whether any one node may be lost now: no other is, and every rank's copies are where they should be."""
+        """Tell whether the job survives the loss of any one node: none is lost now, and every rank has its copies."""
         lost = {node.name for node in self.storage.nodes.values() if not node.alive}
-        # After a loss, new copies take their time; so they do after a refusal.
+        # After a loss or a refusal, new copies take a while.
         copied = self.storage.committed() >= 0 or not (
             self.nodes_lost or self.refusals or self.left or self.state.closed
         )

@@ -1,4 +1,4 @@
-"""The memory of simulated nodes: two slots for each of their ranks, and copies for ranks of other nodes."""
+"""The memory of simulated nodes: two slots for each rank, and copies for ranks of other nodes."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from machine import Clock
 from deadpool_run.core.state import State
 
 Snapshot = tuple[int, int]
-"""A version, and a token of its content: the same token is the same bytes."""
+"""A version, and a token for its content. Equal tokens mean equal bytes."""
 
 Keep = list[frozenset[str]]
-"""Per rank, the nodes that keep copies."""
+"""For each rank, the nodes that keep copies."""
 
 
 def kept(state: State) -> Keep:
-    """Return what the leader tells the nodes to keep, when it tells them of buddies."""
+    """Return the nodes that keep each rank's copies, as the leader sends them with the buddies."""
     either = (state.buddies, state.former_buddies)
     return [frozenset(node for each in either if each for node in each[seat.rank]) for seat in state.seats]
 
 
 def free_slot(slots: list[Snapshot | None], committed: int, abandoned: Collection[int]) -> int | None:
-    """Return the slot with the oldest snapshot that is not needed; None if both are."""
+    """Return the slot with the oldest snapshot that is not needed; None if both are needed."""
     free = [
         (-1 if slot is None else slot[0], index)
         for index, slot in enumerate(slots)
@@ -33,48 +33,48 @@ def free_slot(slots: list[Snapshot | None], committed: int, abandoned: Collectio
 
 
 class Node:
-    """One node's memory. It is gone with the node."""
+    """One node's memory. It is lost with the node."""
 
     def __init__(self, name: str) -> None:
         self.name, self.alive = name, True
         self.slots: dict[int, list[Snapshot | None]] = {}
         self.copies: dict[int, dict[int, tuple[int, int]]] = {}
-        """Per rank and version: the content's token, and the epoch that it was made in."""
+        """For each rank and version: the content's token, and the epoch in which it was made."""
 
     def held(self, rank: int) -> dict[int, int]:
-        """Return the rank's own snapshots here: version to token."""
+        """Return the rank's snapshots in its slots: version to token."""
         return dict(slot for slot in self.slots.get(rank, ()) if slot is not None)
 
     def ranks(self) -> tuple[int, ...]:
-        """Return the ranks of which there is anything."""
+        """Return the ranks that have snapshots or copies here."""
         return tuple(sorted(self.slots.keys() | self.copies.keys()))
 
     def has(self, rank: int) -> dict[int, int]:
-        """Return all that could be fetched from here. What was sent here is newer than what was left here."""
+        """Return the snapshots that can be fetched from here: version to token. Copies take precedence over slots."""
         return self.held(rank) | {version: token for version, (token, _) in self.copies.get(rank, {}).items()}
 
 
 class Storage:
-    """All nodes' memory, under the rule that keeps what is committed, with the traffic between them."""
+    """The memory of all nodes and the traffic between them. Committed versions are never overwritten."""
 
     def __init__(self, clock: Clock, rng: random.Random, world_size: int) -> None:
         self._clock, self._rng, self._world_size = clock, rng, world_size
         self.rooms: dict[str, int] = {}
-        """Nodes that have memory for copies of so many ranks only."""
+        """Nodes with little memory: the number of ranks whose copies fit."""
         self.on_refused: Callable[[str, int, bool], None] = lambda _node, _rank, _taken: None
-        """Called with the node, the rank, and whether the node has taken the copy after all."""
+        """Called with the node, the rank, and whether the node has accepted the copy later."""
         self._refused: set[tuple[str, int]] = set()
         self.slowest_s = 0.15
-        """A copy arrives within this."""
+        """The longest time for a copy to arrive."""
         self.nodes: dict[str, Node] = {}
         self.homes: dict[int, str] = {}
         """The node of each rank's owner."""
         self.buddies: tuple[tuple[str, ...], ...] = ()
         self.skipped = [-1] * world_size
         self.resumed = 0
-        """The version that the ranks resumed from last."""
+        """The version from which the ranks resumed last."""
         self.epochs: dict[str, int] = {}
-        """Per node, the epoch of the last discard: what was made before and comes after it is refused."""
+        """For each node, the epoch of the last discard. Copies of older epochs are refused."""
 
     def join(self, name: str) -> None:
         self.nodes[name] = Node(name)
@@ -83,7 +83,7 @@ class Storage:
         self.nodes[name].alive = False
 
     def clear(self) -> None:
-        """The world begins from the top."""
+        """Begin a new generation: forget everything."""
         for node in self.nodes.values():
             node.slots, node.copies = {}, {}
         self.homes, self.buddies = {}, ()
@@ -91,7 +91,7 @@ class Storage:
         self.resumed = 0
 
     def assign(self, rank: int, node: str, *, known_there: bool) -> None:
-        """A rank that comes to a node is not to find what it left there in an earlier stay, unless that is what counts."""
+        """Move a rank to a node. Clear snapshots of its earlier stay there, unless they are known to be valid."""
         if not known_there or rank not in self.nodes[node].slots:
             self.nodes[node].slots[rank] = [None, None]
         self.homes[rank] = node
@@ -100,21 +100,21 @@ class Storage:
         return self.nodes[node or self.homes[rank]].held(rank)
 
     def committed(self) -> int:
-        """Return the newest version that every rank has, or that all of its buddies have."""
+        """Return the newest version that is safe for every rank: on all its buddies, or in its slots without buddies."""
         return max(set.intersection(*(set(self._safe(rank)) for rank in range(self._world_size))), default=-1)
 
     def is_protected(self) -> bool:
-        """Tell whether the buddies have a version that the ranks hold as well: replaced ones have none from before they resumed."""
+        """Tell whether a version is committed that is not older than the last resume: replaced ranks hold no older ones."""
         return self.committed() >= self.resumed
 
     def needs(self, name: str, known: Collection[str]) -> bool:
-        """Tell whether a version for all ranks would be lost with this node, or with it and one of the others that are known."""
+        """Tell whether the loss of this node, besides lost nodes or one other known node, would lose every whole version."""
         lost = {other for other in known if not self.nodes[other].alive}
         losses = [lost] if lost else [{other} for other in known if other != name]
         return any(self._have_all(others) and not self._have_all({name, *others}) for others in losses)
 
     def _have_all(self, lost: set[str]) -> bool:
-        """Tell whether the other nodes have some version of every rank."""
+        """Tell whether the remaining nodes have a version for all ranks."""
         living = [node for node in self.nodes.values() if node.alive and node.name not in lost]
         versions = (set().union(*(node.has(rank) for node in living)) for rank in range(self._world_size))
         return bool(set.intersection(*versions))
@@ -124,13 +124,13 @@ class Storage:
             return set(self.held(rank)) if rank in self.homes else set()
         return set.intersection(*(set(self.nodes[buddy].copies.get(rank, {})) for buddy in self.buddies[rank]))
 
-    def reaches(self, source: str, target: str) -> bool:  # noqa: ARG002 - for storage on a network that can be cut
+    def reaches(self, source: str, target: str) -> bool:  # noqa: ARG002 - for storage on a network with cuts
         return self.nodes[source].alive
 
     def capture(self, rank: int, snapshot: Snapshot, epoch: int, node: str) -> bool:
-        """Keep a snapshot; tell whether there was a free slot."""
+        """Keep a snapshot. Return False if no slot is free."""
         if self.homes.get(rank) != node:
-            return False  # the rank has moved on, and this worker does not know yet
+            return False  # the rank has moved, but this worker does not know it yet
         committed, abandoned = self.committed(), self.abandoned()
         slots = self.nodes[self.homes[rank]].slots[rank]
         free = free_slot(slots, committed, abandoned)
@@ -142,10 +142,10 @@ class Storage:
         return free is not None
 
     def abandoned(self) -> set[int]:
-        """Return versions that can never be committed: some rank skipped them, or has gone on without them."""
+        """Return versions that can never be committed, because a rank skipped them or has only newer ones."""
         lost = set(self.skipped) - {-1}
         for rank in self.homes:
-            held = self.held(rank)  # what is on its way to a buddy is not lost: only the owner can give a version up
+            held = self.held(rank)  # a copy on its way is not lost: only the owner can give a version up
             newest = max((*held, self.skipped[rank]))
             lost |= {version for version in range(newest) if version not in held}
         return lost
@@ -162,7 +162,7 @@ class Storage:
     # --- between nodes -------------------------------------------------------------------------------------------
 
     def set_buddies(self, buddies: tuple[tuple[str, ...], ...], keep: Keep, epoch: int) -> None:
-        """Former copies are kept as long as the coordinator counts on them: the new holders have nothing yet."""
+        """Set the buddies, and drop copies that the coordinator does not need. Old copies stay until new ones exist."""
         self.buddies = buddies
         for rank in range(len(buddies)):
             for node in self.nodes.values():
@@ -176,14 +176,14 @@ class Storage:
         source = self.nodes[self.homes[rank]]
         for name in self.buddies[rank] if self.buddies else ():
             if name == source.name:
-                continue  # until others are chosen, a rank may live where its copies are
+                continue  # until new buddies are chosen, a rank may live on its buddy
             self._clock.after(
                 self._rng.uniform(0.005, self.slowest_s),
                 lambda name=name: self._arrive(source, name, rank, snapshot, epoch),
             )
 
     def _arrive(self, source: Node, name: str, rank: int, snapshot: Snapshot, epoch: int) -> None:
-        """A copy has come, unless its owner has dropped it meanwhile; with it comes what its owner holds now."""
+        """Store a copy, unless its owner has dropped it. Drop copies of versions that the owner no longer holds."""
         there, (version, token) = self.nodes[name], snapshot
         if not (source.alive and there.alive) or source.held(rank).get(version) != token:
             return
@@ -203,12 +203,12 @@ class Storage:
         there.copies[rank] = {each: kept for each, kept in copies.items() if each in source.held(rank)}
 
     def discard_above(self, epoch: int, version: int) -> None:
-        """Refuse what is still on its way from before; whoever holds what was refused sends it anew."""
+        """Discard newer versions, and refuse copies of older epochs that still arrive. Owners send valid ones again."""
         self.epochs = dict.fromkeys(self.nodes, epoch)
         self.resumed = version
         for node in self.nodes.values():
             for rank, slots in node.slots.items():
-                if self.homes.get(rank) != node.name:  # what a rank left behind when it moved on
+                if self.homes.get(rank) != node.name:  # slots that a rank left when it moved
                     node.slots[rank] = [slot if slot is None or slot[0] <= version else None for slot in slots]
             for rank, copies in node.copies.items():
                 node.copies[rank] = {
@@ -221,7 +221,7 @@ class Storage:
                     self._send(rank, (held, token), epoch)
 
     def fetch(self, source: str, rank: int, version: int, node: str) -> bool:
-        """Bring a snapshot to the node of a worker that had the rank, and may have lost it; tell whether it could be had."""
+        """Bring a snapshot to a node, whose worker has or had the rank. Return False if the source does not have it."""
         token = self.nodes[source].has(rank).get(version) if self.nodes[source].alive else None
         if token is not None:
             self.nodes[node].slots[rank] = [(version, token), None]

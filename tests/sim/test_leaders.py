@@ -1,4 +1,4 @@
-"""The coordinator moves: a swarm of seeds, what each outage leads to, and planted bugs that must be found."""
+"""The coordinator moves to other agents: a swarm of seeds, single outages, and planted bugs."""
 
 import agents
 import pytest
@@ -62,7 +62,7 @@ def job(*faults, nodes=4, spare_nodes=0, seed=1, log_delay_s=0.02):
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("kind", ["kill leader", "power leader", "cut leader", "cut deaf leader", "cut mute leader"])
 def test_the_leaders_node_is_replaced(kind, seed):
-    """Three of four go on, with the leader's rank on the spare node, and the old leader's workers have ended."""
+    """The other nodes continue, and the spare node takes the leader's rank. The old leader's workers end."""
     cluster = job(Fault(5.0, kind), spare_nodes=1, seed=seed)
     assert cluster.run() == "every rank finished"
     (incident,) = cluster.state.incidents
@@ -72,8 +72,8 @@ def test_the_leaders_node_is_replaced(kind, seed):
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_of_two_halves_the_one_with_the_voters_goes_on(seed):
-    """Two of the three voters are among the three nodes, of which each may have one rank more."""
+def test_the_part_with_most_voters_continues(seed):
+    """The spare nodes have room for the ranks of the other part."""
     cluster = job(Fault(5.0, "cut half leader"), nodes=6, spare_nodes=3, seed=seed)
     assert cluster.run() == "every rank finished"
     ended = [agent for agent in cluster.agents.values() if agent.fenced_why]
@@ -81,7 +81,7 @@ def test_of_two_halves_the_one_with_the_voters_goes_on(seed):
     assert len(ended) == 3
 
 
-def test_of_two_nodes_the_survivor_goes_on_only_if_the_other_certainly_ended():
+def test_one_of_two_nodes_continues_only_if_the_other_certainly_ended():
     survivor = job(Fault(5.0, "kill leader"), nodes=2, spare_nodes=1)
     assert survivor.run() == "every rank finished"
     assert survivor.leader.name == "n1"
@@ -90,8 +90,8 @@ def test_of_two_nodes_the_survivor_goes_on_only_if_the_other_certainly_ended():
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_the_leader_dies_while_it_repairs_and_its_last_orders_were_not_followed(seed):
-    """A worker dies, a spare is promoted, and the leader ends before its log followers hear of it."""
+def test_the_leader_dies_in_a_repair_before_its_last_events_reach_log_followers(seed):
+    """A worker dies, a spare is promoted, and the leader ends before its log followers have these events."""
     cluster = job(
         Fault(5.0, "worker", 2), Fault(5.0 + 0.1 * seed, "kill leader"), spare_nodes=1, seed=seed, log_delay_s=3.0
     )
@@ -101,8 +101,8 @@ def test_the_leader_dies_while_it_repairs_and_its_last_orders_were_not_followed(
 
 
 @pytest.mark.parametrize("kind", ["kill leader", "power leader"])
-def test_the_leader_dies_while_a_replacement_sets_up_beside_its_store(kind):
-    """No rank waits for that replacement, which waits for the store. The simulation fails if a timeout is needed."""
+def test_the_leader_dies_while_a_replacement_sets_up_with_its_store(kind):
+    """The replacement waits for the lost store, but no rank waits for the replacement. A timeout fails the simulation."""
     for seed in range(25):
         cluster = job(
             Fault(5.0, "worker", 2), Fault(5.1 + 0.03 * seed, kind), spare_nodes=1, seed=seed, log_delay_s=0.02
@@ -110,13 +110,13 @@ def test_the_leader_dies_while_a_replacement_sets_up_beside_its_store(kind):
         assert cluster.run() == "every rank finished"
 
 
-def test_a_leader_that_is_cut_off_stops_its_workers_though_it_decides_just_then():
+def test_a_leader_that_is_cut_off_stops_its_workers_even_if_it_decides_at_that_moment():
     cluster = job(Fault(4.0, "cut leader"))
     leader, clock = cluster.leader, cluster.clock
     while clock.now < 4.5:
         clock.run_next()
     due = quorum.governed_at(leader.mind) + quorum.SUSPEND * agents.T - leader.skew
-    clock.at(due + 5e-10, lambda: leader.decide(ev.TimeAdvanced()))  # before its alarm, which is as late as 1e-9
+    clock.at(due + 5e-10, lambda: leader.decide(ev.TimeAdvanced()))  # before its alarm, which is 1e-9 late
     while clock.now < due + 1e-6:
         clock.run_next()
     assert leader.decides()
@@ -124,7 +124,7 @@ def test_a_leader_that_is_cut_off_stops_its_workers_though_it_decides_just_then(
     assert all(worker.suspended for worker in cluster.on(leader.name))
 
 
-def test_the_swarm_goes_where_it_matters():
+def test_the_swarm_reaches_elections_and_fences():
     ends = [(cluster, cluster.run()) for cluster in map(leaders_simulation, range(40))]
     assert sum(end == "every rank finished" for _, end in ends) > 15
     assert sum(end.startswith("fenced") for _, end in ends) > 1
@@ -156,11 +156,11 @@ def assert_is_found(story, seeds):
             story(seed).run()
         except AssertionError:
             return
-    pytest.fail(f"{seeds} seeds and nothing was noticed")
+    pytest.fail(f"{seeds} seeds did not find the bug")
 
 
 def test_survivors_that_cannot_be_drained_while_the_coordinator_moves(monkeypatch):
-    """They run their script again beside the store of the coordinator that is there now."""
+    """They run their script again with the store of the new coordinator."""
     honest = Worker._assign
 
     def assign(worker, order):

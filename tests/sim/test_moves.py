@@ -1,4 +1,4 @@
-"""Drains in the simulated cluster: ranks meet at a step's end and move, whatever happens meanwhile."""
+"""Drains in the simulated cluster: ranks meet at a step's end and move, with and without faults meanwhile."""
 
 import pytest
 from leaders import leaders_simulation
@@ -49,7 +49,7 @@ def test_leaders_are_lost_while_ranks_move():
 
 
 @pytest.mark.parametrize("seed", [1007, 1605, 1776])
-def test_seeds_that_found_something(seed):
+def test_seeds_that_found_bugs(seed):
     run(seed, node_moves_simulation)
 
 
@@ -89,7 +89,7 @@ def the_first_answer_is_the_limit(patch):
     on_limited(patch, limited)
 
 
-def a_further_loss_is_taken_for_planned(patch):
+def a_loss_during_a_drain_counts_as_planned(patch):
     patch.setattr(relocation, "is_planned", lambda state, _member: state.relocation is not None)
 
 
@@ -115,7 +115,7 @@ def a_node_leaves_with_copies(patch):
 PLANTS = {
     ranks_are_not_waited_for: moves_simulation,
     the_first_answer_is_the_limit: moves_simulation,
-    a_further_loss_is_taken_for_planned: moves_simulation,
+    a_loss_during_a_drain_counts_as_planned: moves_simulation,
     limits_outlive_the_drain: moves_simulation,
     a_drained_node_keeps_its_spares: node_moves_simulation,
     a_node_leaves_with_copies: node_moves_simulation,
@@ -130,4 +130,4 @@ def test_a_planted_bug_is_found(plant, story, monkeypatch):
             run(seed, story)
         except AssertionError:
             return
-    pytest.fail(f"{SEEDS_FOR_A_PLANT} seeds and nothing was noticed")
+    pytest.fail(f"{SEEDS_FOR_A_PLANT} seeds did not find the bug")

@@ -1,4 +1,4 @@
-"""A log follower that follows a coordinator knows what it knows, wherever in a job it begins to."""
+"""A log follower has the coordinator's state, whenever it begins to follow."""
 
 import asyncio
 import json
@@ -25,7 +25,7 @@ def over_the_wire(message):
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_a_log_follower_knows_what_the_coordinator_knows(seed, monkeypatch):
+def test_a_log_follower_has_the_coordinators_state(seed, monkeypatch):
     told = []
     step = coordinator.step
 
@@ -42,7 +42,7 @@ def test_a_log_follower_knows_what_the_coordinator_knows(seed, monkeypatch):
     replica = LogFollower(job.settings)
     monkeypatch.setattr(peers, "_PART_BYTES", 1000)
     parts = list(peers.log_state(1, begins, told[begins][2], typed.from_plain(State, told[begins][0])))
-    replica.begin(over_the_wire(structs.replace(parts[0], entries=99, is_last=False)))  # of a leader that is gone
+    replica.begin(over_the_wire(structs.replace(parts[0], entries=99, is_last=False)))  # from a lost leader
     for part in parts:
         assert replica.known is None
         replica.begin(over_the_wire(part))
@@ -76,8 +76,8 @@ def test_a_log_with_a_gap_is_refused():
     assert (replica.known.index.entries, replica.known.now) == (5, 1.0)
 
 
-def test_a_follower_that_cannot_decide_on_an_event_has_nothing_to_lead_from(monkeypatch):
-    """Not the state after the events before it either: the leader may have given orders since."""
+def test_a_follower_that_cannot_decide_on_an_event_forgets_its_state(monkeypatch):
+    """It does not keep the state before that event either: the leader may have given orders since."""
     job = nodes_simulation(1)
     replica = LogFollower(job.settings)
     (whole,) = peers.log_state(1, 3, 0.0, job.state)
@@ -98,7 +98,7 @@ def test_a_follower_that_cannot_decide_on_an_event_has_nothing_to_lead_from(monk
 
 
 @pytest.mark.parametrize("limit", [1, 3])
-def test_events_that_are_larger_than_a_frame_are_several_messages(limit, monkeypatch):
+def test_events_larger_than_a_frame_are_sent_in_several_messages(limit, monkeypatch):
     entries = [peers.LogEntry(float(at), TimeAdvanced()) for at in range(7)]
     (one,) = peers.log_frames(1, 10, entries[:limit])
     monkeypatch.setattr(peers, "MAX_FRAME_BYTES", len(one) + limit)  # later numbers have more digits
@@ -111,14 +111,14 @@ def test_events_that_are_larger_than_a_frame_are_several_messages(limit, monkeyp
 
 
 @pytest.mark.parametrize("state", [{}, {"phase": "running"}, {"phase": 7}])
-def test_what_is_no_state_is_refused(state):
+def test_an_invalid_state_is_refused(state):
     with pytest.raises(ProtocolError):
         LogFollower(Settings(world_size=1)).begin(peers.LogState(1, 0, 0.0, json.dumps(state).encode(), is_last=True))
 
 
 @pytest.mark.parametrize("offset_s", [-1e6, 1e6])
-def test_whoever_goes_on_has_the_clock_of_the_last_coordinator(tmp_path, offset_s):
-    """Else every deadline would be over at once, or never come."""
+def test_a_new_coordinator_continues_the_clock_of_the_last_one(tmp_path, offset_s):
+    """Otherwise every deadline would pass at once, or never."""
 
     async def main():
         loop = asyncio.get_running_loop()

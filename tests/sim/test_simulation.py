@@ -1,4 +1,4 @@
-"""A swarm of seeds, faults that Hypothesis shrinks, and planted bugs that must be found."""
+"""A swarm of seeds, faults that Hypothesis shrinks, and planted bugs."""
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -38,7 +38,7 @@ def test_swarm_of_nodes(part):
 
 
 def test_swarm_of_nodes_without_memory():
-    """Copies are refused, go elsewhere, and are counted on only where they are."""
+    """Nodes refuse copies, other nodes take them, and the coordinator counts on the right nodes."""
     jobs = [memory_simulation(seed) for seed in range(150)]
     for seed, job in enumerate(jobs):
         run(seed, lambda _seed, job=job: job)
@@ -57,7 +57,7 @@ def test_swarm_of_scripts_that_cannot_be_drained():
 
 
 def test_swarm_of_refusals():
-    """A refusal ends the job, whatever it meets; only that of a worker which was ordered to die before is not heard."""
+    """A refusal ends the job in any phase. Only the refusal of a worker that is already being ended is ignored."""
     jobs = [simulation(seed, REFUSAL_KINDS) for seed in range(120)]
     for seed, job in enumerate(jobs):
         run(seed, lambda _seed, job=job: job)
@@ -67,7 +67,7 @@ def test_swarm_of_refusals():
     assert any(job.refused and any("repairing towards" in line for line in job.log) for job in jobs)
 
 
-def test_with_durable_checkpoints_nobody_stops_because_every_holder_is_gone():
+def test_with_durable_checkpoints_the_loss_of_every_holder_stops_no_job():
     jobs = [story(seed, durable=True) for story, seeds in DURABLE_SEEDS.items() for seed in seeds]
     begun_again = 0
     for job in jobs:
@@ -98,8 +98,8 @@ FAULTS = st.builds(
     spares=st.integers(0, 2),
     planned=st.lists(FAULTS, max_size=6),
 )
-def test_whatever_the_faults(seed, world_size, spares, planned):
-    """If this fails, the example is the shortest list of faults that Hypothesis could find."""
+def test_any_faults(seed, world_size, spares, planned):
+    """If this fails, the example is the shortest list of faults that Hypothesis found."""
     job = Settings(
         world_size=world_size, spares=spares, repair_timeout_s=REPAIR_TIMEOUT_S, shutdown_timeout_s=3.0, calm_s=1.0
     )
@@ -113,8 +113,8 @@ def test_the_same_seed_is_the_same_story():
     assert first.log == second.log
 
 
-def test_the_swarm_goes_where_it_matters():
-    """Not all is quiet: most jobs end well in spite of repairs, within repairs and world restarts among them."""
+def test_the_swarm_reaches_repairs_and_restarts():
+    """Most jobs end well despite repairs, losses within repairs, and restarts of the world."""
     sims = [simulation(seed) for seed in range(100)]
     ends = [sim.run() for sim in sims]
     incidents = [incident for sim in sims for incident in sim.state.incidents]
@@ -149,4 +149,4 @@ def assert_is_found(story):
             story(seed).run()
         except AssertionError:
             return
-    pytest.fail(f"{SEEDS_FOR_A_PLANT} seeds and nothing was noticed")
+    pytest.fail(f"{SEEDS_FOR_A_PLANT} seeds did not find the bug")

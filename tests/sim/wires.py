@@ -1,4 +1,4 @@
-"""The simulated network between agents, and the storage of nodes that cannot always reach one another."""
+"""The simulated network between agents, and the storage of nodes on this network."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ Pair = tuple[str, str]
 
 
 class Net:
-    """Keeps each pair's order. What is sent into a cut is not lost but late: it arrives if the cut is ever healed."""
+    """The network. Messages of a pair stay in order. Those sent during a cut arrive after it is healed."""
 
     def __init__(self, clock: Clock, rng: random.Random) -> None:
         self._clock, self._rng = clock, rng
         self.cuts: Counter[Pair] = Counter()
-        """Number of faults that cut this pair now."""
+        """For each pair, the number of faults that cut it now."""
         self._healed_at: dict[Pair, float] = {}
         self._queues: dict[Pair, deque[Callable[[], None]]] = {}
         self._stalled: Counter[Pair] = Counter()
@@ -32,7 +32,7 @@ class Net:
         self._move_on(pair)
 
     def _move_on(self, pair: Pair) -> None:
-        """Have one more message of the pair arrive after a while, the oldest first."""
+        """Let one more message of the pair arrive after a while, the oldest first."""
         slow = self._rng.random() < 0.03
         delay = 0.0 if pair[0] == pair[1] else self._rng.uniform(0.1, 0.6) if slow else self._rng.uniform(0.001, 0.03)
         self._last[pair] = max(self._last.get(pair, 0.0), self._clock.now + delay)
@@ -59,26 +59,26 @@ class Net:
         return not self.cuts[one, other] and not self.cuts[other, one]
 
     def apart_since(self, since: float, nodes: Iterable[str]) -> list[Pair]:
-        """Return the pairs of these nodes that were cut then, or later."""
+        """Return the pairs of these nodes that were cut at some time since then."""
         pairs = itertools.permutations(nodes, 2)
         return [pair for pair in pairs if self.cuts[pair] or self._healed_at.get(pair, -1.0) >= since]
 
 
 class CutStorage(Storage):
-    """Storage whose nodes are told of changes one by one, if at all, and whose traffic the network may stop."""
+    """Storage on a network with cuts: changes reach each node by a message, if at all, and so do copies."""
 
     def __init__(self, clock: Clock, rng: random.Random, world_size: int, net: Net) -> None:
         super().__init__(clock, rng, world_size)
         self._net = net
         self.keep: dict[tuple[int, int, int], Keep] = {}
-        """By order, who was to keep copies then."""
+        """For each order, the nodes that keep each rank's copies."""
         self._told = (0, 0, 0)
         self._begun = (0, 0, 0)
         self._assigned: dict[int, tuple[int, int, int]] = {}
         self._moving: set[int] = set()
-        """Ranks that replacements are to have: their nodes are told of no buddies before all are attached."""
+        """Ranks that replacements take. Nothing is copied to their buddies before they are attached."""
         self.suspended: set[str] = set()
-        """Nodes whose workers are stopped. No leader hears of what they send, so that it is not committed."""
+        """Nodes whose workers are stopped. The leader gets no report of their copies, so these are not committed."""
 
     def reaches(self, source: str, target: str) -> bool:
         return self.nodes[source].alive and (source == target or self._net.linked(source, target))
@@ -97,13 +97,13 @@ class CutStorage(Storage):
         home = self.homes.get(rank)
         self.assign(rank, name, known_there=known_there)
         if home is not None and key < self._assigned.get(rank, key):
-            self.homes[rank] = home  # an order that comes late, to a node that was given up
+            self.homes[rank] = home  # a late order to a node that was given up
         else:
             self._assigned[rank] = key
             self._moving.add(rank)
 
     def attach_on(self, name: str, rank: int, epoch: int) -> None:
-        """The repair is over for this rank: what it holds is copied from where it lives now."""
+        """End the repair of this rank, and copy its snapshots from its new node."""
         if rank in self._moving and self.homes[rank] == name:
             self._moving.discard(rank)
             self._send_held(rank, epoch)
@@ -133,7 +133,7 @@ class CutStorage(Storage):
                 self._send_held(rank, epoch)
 
     def discard_on(self, name: str, epoch: int, version: int) -> None:
-        """Forget what is of a life that did not happen, and refuse what is still on its way from it."""
+        """Drop newer versions of an older timeline, and refuse copies of it that still arrive."""
         if epoch >= max(self.epochs.values(), default=0):
             self.resumed = version
         self.epochs[name] = max(epoch, self.epochs.get(name, 0))
@@ -150,7 +150,7 @@ class CutStorage(Storage):
     def _arrive(self, source, name, rank, snapshot, epoch):
         if self._net.linked(source.name, name) and source.name not in self.suspended:
             super()._arrive(source, name, rank, snapshot, epoch)
-        elif source.alive and self.nodes[name].alive:  # the connection does not know yet, and tries again
+        elif source.alive and self.nodes[name].alive:  # the connection is not known to be broken, and tries again
             self._clock.after(0.1, lambda: self._arrive(source, name, rank, snapshot, epoch))
 
     def fetch(self, source: str, rank: int, version: int, node: str) -> bool:
@@ -158,7 +158,7 @@ class CutStorage(Storage):
 
 
 class CutGathering(Gathering):
-    """Collectives of hosts of which some cannot reach each other wait until they can."""
+    """Collectives that wait until all hosts can reach each other."""
 
     def arrive(self, worker: Worker) -> None:
         here = {**self.present.get(worker.attached, {}), worker.rank: worker}

@@ -1,4 +1,4 @@
-"""Simulated workers: what a real one does with each order, with random delays, and every assertion that it would make."""
+"""Simulated workers. They obey orders as real ones do, with random delays, and assert what a real one relies on."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Mode(Enum):
     RESTORED = auto()
     ATTACHING = auto()
     HELD = auto()
-    """It has reached the limit of its steps, between two of them."""
+    """Waits between two steps, at the limit of its steps."""
     FINISHED = auto()
     LEAVING = auto()
 
@@ -46,33 +46,33 @@ class Worker:
         self.mode = Mode.STARTING
         self.rank: int | None = None
         self.prepared: int | None = None
-        """The rank that it has rehearsed ahead of need."""
+        """The rank that it has rehearsed as a hot spare."""
         self.epoch = 0
-        """The newest it was told of."""
+        """The newest epoch of its orders."""
         self.attached = 0
-        """The epoch that its groups are attached to."""
+        """The epoch of its attached groups."""
         self.alive, self.frozen, self.raising = True, False, False
         self.wedged = False
-        """A signal does not end it."""
+        """Whether it survives signals."""
         self.suspended = False
-        """Its node's agent has stopped it. What would happen waits."""
+        """Whether its node's agent has stopped it. Its next actions wait."""
         self.waiting: list[Callable[[], None]] = []
         self.completed, self.token = 0, 0
         self.held_live = True
-        """True if its objects have the state of `completed`."""
+        """Whether its objects have the state of `completed`."""
         self.to_capture = False
         self.first_step_due = False
         self.has_state = False
-        """It holds its rank's state: it is a survivor from here on."""
+        """Whether it holds its rank's state, which makes it a survivor."""
         self.store = ""
-        """The node that it was told to set up beside."""
+        """The node of the store for its set-up."""
         self.breaks: set[str] = set()
-        """The next fault: "drain" (it raises), "endless" (it never ends), "stuck" (in C++), "run" (the script
-        cannot be run again), "attach"."""
+        """Faults to come: a drain that raises ("drain"), never ends ("endless") or hangs in C++ ("stuck"), a second run
+        of the script that raises ("run"), or a failed attach ("attach")."""
         self.reentered = False
-        """It was told to run its script again since it was last attached."""
+        """Whether it was ordered to re-enter since its last attach."""
         self.limit: int | None = None
-        """It begins no step after this version."""
+        """The version after which it begins no step."""
         self.begun = -1
         """The version after which its newest step began."""
         self.plan = 0
@@ -97,12 +97,12 @@ class Worker:
             return
         self.alive = False
         self.sim.gathering.leave(self)
-        rank = self.sim.ranks.get(self.number)  # as the agent knows it: the order may not have arrived here
+        rank = self.sim.ranks.get(self.number)  # from the agent's record: the order may not have arrived here
         captured = () if rank is None else tuple(sorted(self.sim.storage.held(rank, self.node)))
         self.say(ev.WorkerExited(self.number, code, signal, captured))
 
     def vanish(self) -> None:
-        """Its node is lost; nobody is told of its end."""
+        """End without a report, because the node is lost."""
         self.alive = False
         self.sim.gathering.leave(self)
 
@@ -111,7 +111,7 @@ class Worker:
             self.up.send(lambda: self.sim.tell(event))
 
     def then(self, mean: float, what: Callable[[], None]) -> None:
-        """Do something after a while, unless something else comes to it before."""
+        """Do something after a while, unless another action replaces it."""
         plan = self.plan
 
         def run() -> None:
@@ -138,7 +138,7 @@ class Worker:
     # --- orders --------------------------------------------------------------------------------------------------
 
     def obey(self, order: do.Effect) -> None:
-        """An order arrives by the socket."""
+        """Obey an order that has arrived."""
         if self.suspended:
             self.waiting.append(lambda: self.obey(order))
             return
@@ -163,7 +163,7 @@ class Worker:
                 assert self.mode is Mode.FINISHED, f"released while {self.mode}"
                 self._leave()
             case do.DismissWorker() if self.mode is Mode.LEAVING:
-                pass  # another coordinator may say it again
+                pass  # a later coordinator may repeat it
             case do.DismissWorker():
                 assert self.mode in (Mode.PARKED, Mode.PREPARING), f"dismissed while {self.mode}"
                 self._leave()
@@ -174,7 +174,7 @@ class Worker:
         self.then(0.1, lambda: self.die(code=0))
 
     def _prepare(self, order: do.PrepareSpare) -> None:
-        assert self.mode is Mode.PARKED, f"told to rehearse ahead of need while {self.mode}"
+        assert self.mode is Mode.PARKED, f"ordered to prepare while {self.mode}"
         self.mode, self.prepared = Mode.PREPARING, order.rank
         source = order.transcript_from
         if source is None:
@@ -189,7 +189,7 @@ class Worker:
     def _rehearse_ahead(self) -> None:
         if (chance := self.sim.rng.random()) < 0.1:
             self.mode = Mode.LEAVING
-            refused = ev.JobRefused(self.number, "refused ahead of need", 94)
+            refused = ev.JobRefused(self.number, "refused as a spare", 94)
             self.say(refused if chance < 0.05 else ev.PrepareFailed(self.number, "no such file"))
             self.then(0.1, lambda: self.die(code=1))
         else:
@@ -200,9 +200,9 @@ class Worker:
         self.say(ev.SparePrepared(self.number))
 
     def _assign(self, order: do.AssignRank) -> None:
-        assert self.mode is Mode.PARKED, f"a rank was given to a worker that is {self.mode}"
+        assert self.mode is Mode.PARKED, f"got a rank while {self.mode}"
         assert order.replacement or self.prepared is None, (
-            "a world began with a worker that had rehearsed in the last one"
+            "a world began with a worker that had rehearsed in the world before"
         )
         self.rank, self.epoch = order.rank, order.epoch
         self.mode = Mode.REHEARSING if order.replacement else Mode.SETTING_UP
@@ -235,7 +235,7 @@ class Worker:
             self.then(0.2, lambda: self.sim.gathering.arrive(self))
 
     def _at_store(self, what: Callable[[], None]) -> None:
-        """Do what needs the store. Without it the worker waits, for longer than anybody should; or raises."""
+        """Do something that needs the store. Without the store, the worker waits longer than any timeout, or raises."""
         if self.sim.serves_store(self):
             what()
         elif self.sim.rng.random() < 0.05:
@@ -250,7 +250,7 @@ class Worker:
     def _abort(self, order: do.AbortStep) -> None:
         assert order.epoch > self.epoch, f"aborted into epoch {order.epoch} after {self.epoch}"
         whole = self.mode in (Mode.HELD, Mode.FINISHED) and self.begun < self.completed
-        assert whole or order.epoch not in self.sim.moves, "a step is cut for a drain"
+        assert whole or order.epoch not in self.sim.moves, "a step is interrupted for a drain"
         self.epoch, self.limit = order.epoch, None
         if self.mode in (Mode.REHEARSING, Mode.UNWINDING):
             return
@@ -259,11 +259,11 @@ class Worker:
             self._rehearsed()
             return
         assert self.mode not in (Mode.PARKED, Mode.SETTING_UP, Mode.LEAVING), f"aborted while {self.mode}"
-        stepping = self.mode in (Mode.STEPPING, Mode.BROKEN)  # FINISHED holds its last version, safely
+        stepping = self.mode in (Mode.STEPPING, Mode.BROKEN)  # FINISHED has a snapshot of its last version
         self.interrupt()
         self.mode = Mode.DRAINING
         if stepping and self.sim.rng.random() < 0.2:
-            self.held_live = False  # interrupted among its optimizers
+            self.held_live = False  # interrupted between two optimizers
         if self.to_capture:
             self._capture(last_chance=True)
         self.then(0.1, self._drained)
@@ -281,9 +281,9 @@ class Worker:
         self.say(ev.SurvivorDrained(self.number, self.epoch, self.completed, live, captured))
 
     def _reenter(self, order: do.ReEnter) -> None:
-        assert order.epoch <= self.epoch, f"told to re-enter in epoch {order.epoch} before it, in {self.epoch}"
-        assert self.mode in (Mode.DRAINING, Mode.DRAINED, Mode.BROKEN), f"told to re-enter while {self.mode}"
-        assert not self.reentered, "told to re-enter again, though that failed"
+        assert order.epoch <= self.epoch, f"ordered to re-enter in epoch {order.epoch}, but is in {self.epoch}"
+        assert self.mode in (Mode.DRAINING, Mode.DRAINED, Mode.BROKEN), f"ordered to re-enter while {self.mode}"
+        assert not self.reentered, "ordered to re-enter again after a failure"
         self.reentered = True
         self.interrupt()
         if "stuck" in self.breaks:
@@ -303,14 +303,14 @@ class Worker:
             self._initialized()
 
     def _resume(self, order: do.ResumeFrom) -> None:
-        assert order.epoch == self.epoch, f"resumed for epoch {order.epoch} in {self.epoch}"
+        assert order.epoch == self.epoch, f"ordered to resume in epoch {order.epoch}, but is in {self.epoch}"
         assert self.mode in (Mode.DRAINED, Mode.REHEARSED), f"resumed while {self.mode}"
         self.mode = Mode.RESTORING
         self.sim.storage.empty_above(self.rank, order.version, self.node)
         if self.has_state or order.version in self.sim.storage.held(self.rank, self.node):
-            assert order.source is None, "a snapshot that is here is to be fetched"
+            assert order.source is None, "ordered to fetch a snapshot that is here"
             self.then(0.1, lambda: self._restored(order.version))
-        else:  # from another node, or from what this one holds as a buddy
+        else:  # from another node, or from this one's copies as a buddy
             self.then(0.2, lambda: self._fetch(order.source or self.node, order.version))
 
     def _fetch(self, source: str, version: int) -> None:
@@ -318,18 +318,18 @@ class Worker:
             self._restored(version)
         else:
             owed = self._is_counted_on() and self._can_reach(source)
-            assert not owed, f"{source} was to hold {version} of rank {self.rank}, and does not"
+            assert not owed, f"{source} should hold version {version} of rank {self.rank}, but does not"
             self._no_fetch(source)
 
     def _is_counted_on(self) -> bool:
-        """Tell whether the leader has it hold its rank. A node that was given up may obey late."""
+        """Tell whether the leader's records give it this rank. A node that was given up may obey late."""
         member = self.sim.state.members.get(self.number)
         return member is not None and member.rank == self.rank
 
     def _restored(self, version: int) -> None:
         if not (self.has_state and self.held_live and self.completed == version):
             held = self.sim.storage.held(self.rank, self.node)
-            assert version in held, f"rank {self.rank} is to resume from {version}, but holds {sorted(held)}"
+            assert version in held, f"rank {self.rank} shall resume from {version}, but holds {sorted(held)}"
             self.completed, self.token = version, held[version]
         self.has_state = self.held_live = True
         self.to_capture = version not in self.sim.storage.held(self.rank, self.node)
@@ -337,7 +337,7 @@ class Worker:
         self.say(ev.RankRestored(self.number, self.epoch))
 
     def _attach(self, order: do.AttachGroups) -> None:
-        assert order.epoch == self.epoch, f"attached to epoch {order.epoch} in {self.epoch}"
+        assert order.epoch == self.epoch, f"ordered to attach in epoch {order.epoch}, but is in {self.epoch}"
         assert self.mode is Mode.RESTORED, f"attached while {self.mode}"
         self.mode = Mode.ATTACHING
         self.then(0.05, self._attached)
@@ -359,7 +359,7 @@ class Worker:
     def _limit(self, order: do.LimitSteps) -> None:
         if order.epoch < self.epoch:
             return
-        assert order.epoch == self.attached, f"told where to stop in epoch {order.epoch}, and is in {self.attached}"
+        assert order.epoch == self.attached, f"got a limit in epoch {order.epoch}, but is in {self.attached}"
         self.limit = None if order.version is None else max(order.version, self.begun + 1)
         if self.limit is not None:
             self.say(ev.StepsLimited(self.number, order.epoch, self.limit))
@@ -392,7 +392,7 @@ class Worker:
         self.then(0.05, lambda: self.sim.gathering.arrive(self))
 
     def _finish(self, tries: int = 0) -> None:
-        """The last version is captured, unless there is no slot for it for a minute, as nobody takes the copies."""
+        """Capture the last version. Give up if no slot becomes free for a minute, because no buddy accepts copies."""
         self.mode = Mode.FINISHED
         storage = self.sim.storage
         if self.completed in storage.held(self.rank, self.node) or storage.capture(
@@ -407,14 +407,14 @@ class Worker:
             self.then(0.05, lambda: self._finish(tries + 1))
 
     def set_up(self, token: int) -> None:
-        """Set-up is over: snapshot 0."""
+        """Complete set-up, and capture version 0."""
         self.completed, self.token = 0, token
         self._capture()
         self.say(ev.SetupCompleted(self.number))
         self._next_step()
 
     def step(self, token: int) -> None:
-        """The step's last collective is over."""
+        """Complete a step, after its last collective."""
         if self.to_capture:
             self._capture(last_chance=True)
         self.completed, self.token = self.completed + 1, token
@@ -429,7 +429,7 @@ class Worker:
             self._capture()
 
     def _capture(self, *, last_chance: bool = False) -> None:
-        """Beside the step: it may wait for a slot until the next version is due."""
+        """Capture a version during the next step. It may wait for a slot until the version after it is due."""
         if self.sim.storage.capture(self.rank, (self.completed, self.token), self.attached, self.node):
             self.to_capture = False
         elif last_chance:
@@ -446,7 +446,7 @@ class Worker:
             self.say(ev.CollectiveFailed(self.number, self.attached, "connection reset"))
 
     def refuse(self) -> None:
-        """The library in it will not go on."""
+        """Let the worker's library refuse to continue."""
         if self.rank is not None and self.mode is not Mode.LEAVING:
             self.interrupt()
             self.raising = True
@@ -460,12 +460,12 @@ class Worker:
             self.raising = True
             blame = Blame.NOBODY if kind == "DistNetworkError" else Blame.SCRIPT
             self.say(ev.WorkerRaised(self.number, self.completed, kind, "injected", f"Traceback\n{kind}", blame))
-            slow = self.sim.rng.random() < 0.3  # an exit handler, or a thread that does not end
+            slow = self.sim.rng.random() < 0.3  # an exit handler or a thread delays the end
             self.sim.clock.after(self.sim.rng.uniform(1.0, 15.0) if slow else 0.1, lambda: self.die(code=1))
 
 
 class Gathering:
-    """The collective of a step (or of set-up): over when every rank of one epoch has come, all with the same content."""
+    """The collective of a step or of set-up. It completes when all ranks of an epoch arrive, with the same content."""
 
     def __init__(self, sim: Simulation) -> None:
         self.sim = sim
@@ -473,7 +473,7 @@ class Gathering:
 
     def arrive(self, worker: Worker) -> None:
         here = self.present.setdefault(worker.attached, {})
-        assert worker.rank not in here, f"rank {worker.rank} is in a collective twice"
+        assert worker.rank not in here, f"rank {worker.rank} is in the collective twice"
         here[worker.rank] = worker
         if len(here) < self.sim.settings.world_size:
             return

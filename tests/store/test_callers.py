@@ -83,7 +83,7 @@ def test_a_caller_of_whom_nobody_says_anything_is_refused(hosts, serve):
         sock.settimeout(LIMIT_S)
         assert not sock.recv(100)
         assert isinstance(house.told(), IdentifyCallers)
-        assert house.told().reason == "its machine did not say within 0.1 s whose it is"
+        assert house.told().reason == "its machine did not answer within 0.1 s"
 
 
 def test_a_caller_that_has_hung_up_is_not_counted(hosts, serve):

@@ -327,7 +327,7 @@ def test_what_is_durable_is_shown_with_its_age():
 
 
 @pytest.mark.parametrize(
-    ("library", "promise"), [("nccl2", "aborts wait for nobody"), ("nccl", "best effort"), ("other", "a test's")]
+    ("library", "promise"), [("nccl2", "aborts wait for no other rank"), ("nccl", "best effort"), ("other", "a test's")]
 )
 def test_the_library_for_gpus_is_shown_with_its_promise(library, promise):
     (line,) = [line for line in to_plain(status(device_library=library), NOW).splitlines() if "on GPUs" in line]

@@ -81,7 +81,7 @@ class Leadership:
         )
         self._claimant: Claimant | None = None
         if cluster.authority is not None:
-            alone = "neither of the two machines may go on without the other"
+            alone = "neither of the two machines may continue without the other"
             self._claimant = Claimant(cluster.authority, self._addresses[agent.me], alone)
         self._asking: set[tuple[int, bool]] = set()
         """Claims, and whether they are trials, that the authority has not answered."""

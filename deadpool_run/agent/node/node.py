@@ -305,13 +305,13 @@ class LocalNode:
     def suspend(self) -> None:
         """Stop every worker."""
         self.suspended = True
-        tell("no leader is heard of: this node's workers are stopped until there is one")
+        tell("this node has no leader: its workers are stopped until there is one")
         self.workforce.suspend()
 
     def resume(self) -> None:
         """Let the stopped workers continue."""
         self.suspended = False
-        tell("a leader counts on this node again: its workers go on")
+        tell("this node has a leader again: its workers continue")
         self.workforce.resume()
 
     # --- the end ------------------------------------------------------------------------------------------------

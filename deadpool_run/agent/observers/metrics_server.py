@@ -57,7 +57,7 @@ class MetricsServer:
             )[0]
             listener = socket.create_server(family[4][:2], family=family[0])
         except OSError as error:
-            tell(f"no metrics: cannot listen on {host}:{port}: {error.strerror} (the job goes on)", level="warning")
+            tell(f"no metrics: cannot listen on {host}:{port}: {error.strerror} (the job continues)", level="warning")
             return
         self._tasks.start(self._serve(listener))
         at, self.port = listener.getsockname()[:2]

@@ -233,5 +233,5 @@ def _announce_wait(pids: Collection[int], left_s: float) -> None:
     """Print which processes delay the end of the job."""
     named = printable(shortened([processes.title(pid) for pid in sorted(pids)], _NAMED))
     tell(
-        f"waiting up to {left_s:.0f} s (--shutdown-timeout) for what workers left behind, and SIGTERM did not end: {named}"
+        f"waiting up to {left_s:.0f} s (--shutdown-timeout) for processes of workers that SIGTERM did not end: {named}"
     )

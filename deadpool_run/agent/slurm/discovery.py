@@ -134,7 +134,7 @@ def _step(environment: Mapping[str, str]) -> SlurmStep | None:
     if index >= len(nodes):
         raise UsageError(
             f"SLURM_NODEID is {index}, but the step has {len(nodes)} nodes: {','.join(nodes)}\n"
-            "these variables are of different steps; --no-slurm has them ignored"
+            "these variables are of different steps; --no-slurm ignores them"
         )
     tasks = environment.get("SLURM_STEP_TASKS_PER_NODE")
     counts = hostlist.expand_counts(tasks) if tasks else ()
@@ -181,7 +181,5 @@ def _number(environment: Mapping[str, str], variable: str, default: int = 0) -> 
     if not text:
         return default
     if not text.isascii() or not text.isdigit():
-        raise UsageError(
-            f"{variable} is {text!r}, not a number\nthis is not as Slurm sets it: --no-slurm has it ignored"
-        )
+        raise UsageError(f"{variable} is {text!r}, not a number\nSlurm sets other values: --no-slurm ignores it")
     return int(text)

@@ -32,7 +32,7 @@ def expand_counts(text: str) -> tuple[int, ...]:
     for part in text.split(","):
         found = _REPEATED.fullmatch(part)
         if found is None or int(found[2] or 1) + len(counts) > MAX_NODES:
-            raise _bad(text, f"{part!r} is no number, nor one with a repetition such as 4(x2)")
+            raise _bad(text, f"{part!r} is neither a number nor a repetition such as 4(x2)")
         counts += [int(found[1])] * int(found[2] or 1)
     return tuple(counts)
 
@@ -79,5 +79,5 @@ def _bad(text: str, why: str) -> UsageError:
     shown = text if len(text) <= 80 else f"{text[:77]}..."  # one line of a terminal
     return UsageError(
         f"the list of nodes {shown!r} cannot be read: {why}\n"
-        "it comes from Slurm's environment; --no-slurm has that ignored, and --nnodes and --rdzv-endpoint say it instead"
+        "it comes from Slurm's environment; add --no-slurm to ignore that, and set --nnodes and --rdzv-endpoint"
     )

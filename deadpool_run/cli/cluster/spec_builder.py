@@ -116,10 +116,10 @@ def _notes(spec: LaunchSpec, machines: int) -> Iterator[str]:
         )
     if settings.hot_spares and settings.spares and devices == spec.nproc_per_node:
         yield (
-            f"--spare-mode hot: each of the {devices} GPUs of this machine has a rank, so its spares do not rehearse ahead of need; "
+            f"--spare-mode hot: each of the {devices} GPUs of this machine has a rank, so its spares stay warm; "
             f"with --nproc-per-node {devices - 1}, one GPU is free for a spare"
             if devices > 1
-            else "--spare-mode hot: the GPU of this machine has a rank, so its spares do not rehearse ahead of need"
+            else "--spare-mode hot: the GPU of this machine has a rank, so its spares stay warm"
         )
 
 

@@ -40,7 +40,7 @@ def drain(
         if not before:
             tell(f"{what} has no ranks: it leaves the job")
         elif detach:
-            tell(f"{what} is being drained: the log of the run tells when it is done")
+            tell(f"{what} is being drained: the log of the run reports the end")
         elif not _has_moved(client, what, before, asked["node"]):
             raise typer.Exit(1)
 

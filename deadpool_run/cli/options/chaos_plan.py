@@ -122,7 +122,7 @@ def _items(path: Path, node: Any, known: tuple[str, ...]) -> Iterator[tuple[str,
         if key not in known:
             raise _unknown(where, str(key_node.value), known)
         if key in seen:
-            raise UsageError(f"{where}: `{key}` is there twice\nremove one of them")
+            raise UsageError(f"{where}: `{key}` appears twice\nremove one of them")
         seen.add(key)
         yield key, f"{where}: {key}", value
 
@@ -144,7 +144,7 @@ def _unknown(where: str, word: str, known: tuple[str, ...]) -> UsageError:
 
 def _fault(where: str, parts: Mapping[str, _Text], limits: Limits) -> PlannedFault:
     if "every" not in parts and "at-step" not in parts:
-        raise UsageError(f"{where}: nothing says when\nadd `every 60s` or `at-step 100`")
+        raise UsageError(f"{where}: no time for the fault\nadd `every 60s` or `at-step 100`")
     hows = tuple(_how(word, parts["how"], limits) for word in _words(parts, "how")) or (KillHow.SIGKILL,)
     phase = parts.get("phase", _Text("", ""))
     if phase.text and phase.text not in ACTIVITIES:

@@ -17,7 +17,7 @@ _SPARES = group(
     Option(
         "spare_mode",
         "warm|hot",
-        "warm: spares have imported torch and the --preload modules. hot: spares have also rehearsed the script as one rank, of their machine or, on a machine in reserve, of another, so their model is built and compiled.",
+        "warm: spares have imported torch and the --preload modules. hot: spares have also rehearsed the script as one rank, so their model is built and compiled. On a spare machine, that is a rank of another machine.",
         default="warm",
     ),
     Option(
@@ -41,13 +41,13 @@ _SPARES = group(
     Option(
         "capture_interval",
         "STEPS",
-        "Steps between two snapshots in memory, and so the most that a loss repeats (less than twice as many if copies to other machines are late). Doubled while snapshots do not keep up.",
+        "Steps between two snapshots in memory. A loss repeats up to that many steps, or less than twice as many if copies to other machines are late. Doubled while snapshots do not keep up.",
         default="1",
     ),
     Option(
         "snapshot_memory",
         "SIZE",
-        "The most memory that a machine spends on snapshots and copies, such as 8GiB. Without room, snapshots are skipped and copies go to other machines. Default: what is free.",
+        "Limit on the memory of a machine's snapshots and copies, such as 8GiB. Without room, snapshots are skipped and copies go to other machines. Default: the free memory.",
     ),
     Option(
         "preload",
@@ -90,7 +90,7 @@ _NODES = (
         Option(
             "replicas",
             "N",
-            "Copies of each rank's snapshots on other machines: the number of machines that may be lost at once.",
+            "Copies of each rank's snapshots on other machines. This many machines may be lost at once.",
             default="1",
         ),
         Option(
@@ -111,7 +111,7 @@ _NODES = (
         Option(
             "authority",
             "PLACE",
-            "What records who leads the run, and decides which of two machines goes on if they lose each other: agents, file:/DIR on a disk that all machines share, etcd://HOST:PORT or k8s:[NAMESPACE/]NAME. Default: agents, or the folder in which the agents of a Slurm step share a token.",
+            "Place that records the leader of the run, and chooses one of two machines if they lose each other: agents, file:/DIR on a disk that all machines share, etcd://HOST:PORT or k8s:[NAMESPACE/]NAME. Default: agents, or the folder in which the agents of a Slurm step share a token.",
         ),
         Option("node_name", "NAME", "Name of this machine. Default: its host name."),
         Option(
@@ -175,7 +175,7 @@ _LOGS = group(
     Option(
         "metrics_port",
         "[HOST:]PORT",
-        "Serve metrics for Prometheus at http://HOST:PORT/metrics, on the machine that leads. Needs `deadpool-run[metrics]`. HOST is 127.0.0.1 unless set. Default: no metrics.",
+        "Serve metrics for Prometheus at http://HOST:PORT/metrics, on the leader's machine. Needs `deadpool-run[metrics]`. HOST is 127.0.0.1 unless set. Default: no metrics.",
     ),
     Option(
         "on_repair",
@@ -199,7 +199,7 @@ _RUN = group(
     Option(
         "keep_runs",
         "N",
-        "Ended runs whose directories are kept in the default place; at the start of a run older ones are removed, with their logs. Default: all. No effect with --run-dir.",
+        "Number of ended runs to keep in the default place. The start of a run removes the directories of older ones, with their logs. Default: all. No effect with --run-dir.",
     ),
     Option(
         "config",
@@ -221,7 +221,10 @@ _RUN = group(
         "Ignore Slurm's variables: don't start agents on the nodes of a job, and don't take the number of nodes from Slurm.",
     ),
     Option(
-        "dry_run", None, "Print what would be started, and each setting with its source; start nothing.", in_file=False
+        "dry_run",
+        None,
+        "Start nothing; print the ranks of each machine, and each setting with its source.",
+        in_file=False,
     ),
     torchrun=False,
 )

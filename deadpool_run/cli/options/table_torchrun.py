@@ -35,7 +35,7 @@ TORCHRUN_OPTIONS = group(
     Option(
         "shutdown_timeout",
         "TIME",
-        "How long workers, and background processes that they leave at the end, may take to end after SIGTERM before SIGKILL. TORCH_ELASTIC_SHUTDOWN_TIMEOUT sets it too.",
+        "Time from SIGTERM to SIGKILL for workers, and for background processes that they leave at the end. TORCH_ELASTIC_SHUTDOWN_TIMEOUT sets it, too.",
         default="30s",
         also_read=("TORCH_ELASTIC_SHUTDOWN_TIMEOUT",),
     ),

@@ -51,7 +51,7 @@ def give_up(decision: Decision) -> None:
             decision.repair.failed_sources |= {(rank, node) for node in seat.asked}
             names = ", ".join(sorted(state.nodes[node].place.name for node in seat.asked if node in state.nodes))
             decision.announce(
-                f"rank {rank} does without the copies on {names}",
+                f"rank {rank} gives up the copies on {names}",
                 f"no answer came within {decision.settings.repair_timeout_s:g} s",
             )
             _set(decision, rank, seat.copies, frozenset())

@@ -24,7 +24,7 @@ from deadpool_run.ids import Epoch, NodeId, Rank, Version, WorkerId
 
 _REPAIRED_IN = frozenset({JobPhase.RUNNING, JobPhase.REPAIRING})
 _OUTDATED = "it was given its rank by another coordinator, and is not needed"
-_PREPARED = "it was rehearsing ahead of need for another coordinator, and does not say again how far it came"
+_PREPARED = "it rehearsed for another coordinator, and cannot report its progress"
 _OF_THE_LAST_STORE = "it was setting up with the last coordinator's store, which is gone"
 
 

@@ -41,7 +41,7 @@ def _left(decision: Decision, member: Member, event: ev.WorkerExited) -> None:
     holders.left_behind(decision, member.held_rank, member.node, holders.held_after_death(event))
     decision.set_seat(member.held_rank, done=True)
     if decision.state.phase is JobPhase.REPAIRING and member.phase not in ATTACHED:
-        why = f"rank {member.rank} left the script while the world was repaired, so the job cannot go on"
+        why = f"rank {member.rank} left the script while the world was repaired, so the job cannot continue"
         shutdown.stop(decision, 1, why)
 
 

@@ -161,7 +161,7 @@ def begin_epoch(decision: Decision, reason: str, what: str = "repairing") -> Non
     decision.repair.retry_at = None
     gone = ", ".join(str(seat.rank) for seat in decision.state.seats if seat.done)
     if gone:
-        why = f"{reason}, and rank {gone} had left the job already, so the job cannot go on"
+        why = f"{reason}, and rank {gone} had left the job already, so the job cannot continue"
         shutdown.stop(decision, 1, why)
         return
     if decision.repair.attempts > blame.MAX_ATTEMPTS:
@@ -333,7 +333,7 @@ def replaced(decision: Decision, rank: Rank, member: Member) -> None:
     from_spare = member.ready_at is not None and member.ready_at <= repair.lost_at[rank]
     losses[index] = replace(losses[index], replacement=member.worker, from_spare=from_spare)
     repair.losses = tuple(losses)
-    reason = "a spare was ready" if from_spare else "no spare was ready, so that it was started for the rank"
+    reason = "a spare was ready" if from_spare else "no spare was ready, so it was started for the rank"
     decision.announce(f"worker {member.worker} takes rank {rank}", reason, detail=True)
 
 
@@ -347,7 +347,7 @@ def _choose_version(decision: Decision) -> None:
     repair.drained_at = decision.now
     if resume is None:
         lost = holders.describe_loss(state)
-        why = f"{lost}no version is held by every rank, so the job cannot go on: {holders.describe(state.seats)}"
+        why = f"{lost}no version is held by every rank, so the job cannot continue: {holders.describe(state.seats)}"
         if decision.settings.durable:
             restart.end(decision, "starting the world again from the newest durable checkpoint", why)
         else:

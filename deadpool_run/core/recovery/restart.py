@@ -67,7 +67,7 @@ def end(decision: Decision, what: str, reason: str) -> None:
             decision.terminate(member.worker, SIGTERM, reason)
     for member in state.in_phase(MemberPhase.READY, MemberPhase.PREPARING):
         if member.prepared is not None:
-            decision.kill(member.worker, "what it has rehearsed is of the last world")
+            decision.kill(member.worker, "it has rehearsed in the last world")
 
 
 def advance_restarting(decision: Decision) -> None:

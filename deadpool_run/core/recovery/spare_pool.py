@@ -116,7 +116,7 @@ def unfetched(decision: Decision, member: Member, event: ev.FetchFailed) -> None
 def unprepared(decision: Decision, why: str) -> None:
     """Rehearse no spare ahead of need from now on."""
     decision.state.unpreparable = True
-    decision.announce("spares do not rehearse ahead of need any more", why)
+    decision.announce("spares no longer rehearse", why)
 
 
 def parked_died(decision: Decision, member: Member, how: str) -> None:

@@ -1,4 +1,4 @@
-"""Training loops that cannot be exact after a loss, each for one reason: the library must say so before step 2."""
+"""Training loops that cannot be exact after a loss, each for one reason. The library must refuse them before step 2."""
 
 import os
 
@@ -26,12 +26,12 @@ import deadpool_run as deadpool
 STEPS = 8
 WIDTH = 8
 LARGE = 17 << 20
-"""So many numbers have more bytes than snapshots keep of a variable."""
+"""A number of floats with more bytes than snapshots keep of a variable."""
 BREACHES = {}
 
 
 def breach(name):
-    """Put a function of the job that returns what to protect and a step into the table."""
+    """Register a breach: a function of the job that returns the objects to protect and a step."""
 
     def put(function):
         BREACHES[name] = function
@@ -141,7 +141,7 @@ def _(job):
 
 
 class HandMadeAverage:
-    """Averages of the weights for many decays."""
+    """Averages of the weights, with several decays."""
 
     def __init__(self, model, decays):
         self.decays = torch.linspace(0.9, 0.999, decays)[:, None, None]
@@ -273,7 +273,7 @@ def _(job):
 
 
 class Average:
-    """An average in a queue, whose content snapshots do not keep."""
+    """An average in a queue. Snapshots do not keep contents of queues."""
 
     def __init__(self):
         self.queue = queue.SimpleQueue()

@@ -1,4 +1,4 @@
-"""Loses rank 1 in step 4. Its rate depends, from step LATER on, on a count in a queue: late_difference.py STEPS LATER."""
+"""Loses rank 1 in step 4. From step LATER on, the rate depends on a count in a queue: late_difference.py STEPS LATER."""
 
 import os
 
@@ -24,7 +24,7 @@ def main():
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     job.protect(model=model, optimizer=optimizer)
     counts, (steps, later) = queue.SimpleQueue(), map(int, sys.argv[1:])
-    counts.put(0.0)  # whole numbers are refused by the trial
+    counts.put(0.0)  # the trial refuses integers
     for step in job.steps(steps):
         with step:
             count = counts.get()

@@ -1,4 +1,4 @@
-"""Trains under DDP, which reduces for the first time in the last of `accumulated` steps: late_reduction.py ACCUMULATED [--sharded]."""
+"""Trains under DDP with its first reduction after several steps: late_reduction.py ACCUMULATED [--sharded]."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Every item of the matrix: what real training loops do. Each module puts its own into `ITEMS`."""
+"""All items of the matrix: kinds of real training loops. Each module adds its items to `ITEMS`."""
 
 import items_data
 import items_models

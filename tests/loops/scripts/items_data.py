@@ -1,4 +1,4 @@
-"""Items that differ in where the batches come from: `Job.batches`, over epochs of five batches a rank."""
+"""Items with different sources of batches: `Job.batches`, with epochs of five batches per rank."""
 
 import random
 
@@ -21,7 +21,7 @@ PER_EPOCH = 5
 
 
 class Samples(Dataset):
-    """Samples that are told by their index, each with noise of every generator if it is to be."""
+    """Samples that show their index, with noise of every generator if `noisy`."""
 
     def __init__(self, size, *, noisy=True):
         self.size = size
@@ -87,7 +87,7 @@ def weighted(rank, _size):
 
 
 class Drawing(Sampler):
-    """Draws from the global generators as it goes, beside the training."""
+    """A sampler that draws from the global generators during training."""
 
     def __len__(self):
         return PER_EPOCH * BATCH
@@ -103,7 +103,7 @@ def own_sampler(rank, _size):
 
 
 class Stateful:
-    """A loader that puts itself back, without help of torchdata."""
+    """A loader that restores its position, without torchdata."""
 
     def __init__(self, rank):
         self._samples = Samples(PER_EPOCH * BATCH)
@@ -140,7 +140,7 @@ def stateful(rank, _size):
 def torchdatas(rank, size):
     from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: PLC0415 - the one item that needs it
 
-    samples = Samples(PER_EPOCH * BATCH * size, noisy=False)  # its workers' generators are in no state_dict
+    samples = Samples(PER_EPOCH * BATCH * size, noisy=False)  # no state_dict has its workers' generators
     sampler = DistributedSampler(samples, size, rank, seed=7)
     return fed(rank, StatefulDataLoader(samples, BATCH, sampler=sampler, num_workers=2))
 

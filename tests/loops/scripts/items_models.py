@@ -1,4 +1,4 @@
-"""Items that differ in the model."""
+"""Items with different models."""
 
 import torch
 import torch.distributed as dist
@@ -37,7 +37,7 @@ def batch_norm(rank, _size):
 
 
 class _Synchronized(torch.autograd.Function):
-    """Normalizes by the statistics of all ranks: an all_gather in forward, an all_reduce in backward, as torch does."""
+    """Normalizes with statistics of all ranks: an all_gather in forward, an all_reduce in backward, as in torch."""
 
     @staticmethod
     def forward(ctx, x, means):
@@ -128,7 +128,7 @@ def frozen_fsdp(rank, _size):
 
 @item("uneven shards, FSDP2")
 def uneven(rank, _size):
-    """Rows that three ranks cannot share evenly, and one row that two of them do not have at all."""
+    """Rows that three ranks cannot share evenly, and one row that only one rank has."""
 
     def make():
         return nn.Sequential(Block(inner=7), Block(inner=1), Block(inner=32))
@@ -139,7 +139,7 @@ def uneven(rank, _size):
 
 
 def grown(model, parts, optimizer, rank, size, *, reduces):
-    """Train the last block, and from step 4 on the others too, at another rate."""
+    """Train the last block, and from step 4 on also the others, at another rate."""
 
     def step(index):
         if index == 4:
@@ -219,7 +219,7 @@ def checkpointing_fsdp(rank, _size):
 
 
 class Mark(nn.Module):
-    """What deaths can hook outside of compiled code. It has a parameter: without, the first one would have no backward."""
+    """A module outside compiled code that deaths can hook. Without its parameter, the first mark would have no backward."""
 
     def __init__(self):
         super().__init__()
@@ -239,7 +239,7 @@ def compiled(wrap, rank):
 
 @item("torch.compile, DDP")
 def compiled_ddp(rank, _size):
-    return compiled(lambda model: ddp(model, bucket_cap_mb=25), rank)  # with less torch's DDPOptimizer fails
+    return compiled(lambda model: ddp(model, bucket_cap_mb=25), rank)  # with smaller buckets torch's DDPOptimizer fails
 
 
 @item("torch.compile, FSDP2")

@@ -1,4 +1,4 @@
-"""Items that differ in the optimizer, its schedulers, and how gradients are reduced."""
+"""Items with different optimizers, schedulers, and reductions of gradients."""
 
 import contextlib
 import math
@@ -51,7 +51,7 @@ def lbfgs(rank, _size):
 
 
 class Lazy(torch.optim.Optimizer):
-    """Makes state when it comes to need it, throws some of it away, and keeps much of it in no tensor."""
+    """Makes state when it needs it, drops some of it later, and keeps much of it outside tensors."""
 
     def __init__(self, parameters, lr=0.01):
         super().__init__(parameters, {"lr": lr, "calls": 0, "phase": "warm"})
@@ -99,7 +99,7 @@ SCHEDULERS = {
 
 @item("LR schedulers")
 def schedulers(rank, _size):
-    """One of each kind, each over an optimizer and a model of its own; half of them step in the block, half behind it."""
+    """One scheduler of each kind, each with its own optimizer and model. Half of them step in the block, half after it."""
     models = {name: ddp(net(1)) for name in SCHEDULERS}
     optimizers = {name: sgd(model) for name, model in models.items()}
     made = {name: make(optimizers[name]) for name, make in SCHEDULERS.items()}
@@ -164,7 +164,7 @@ def power_sgd(rank, _size):
 
 
 class Seen:
-    """The state of a hook, as something to digest."""
+    """A hook's state, with a state_dict for the digest."""
 
     def __init__(self, state):
         self._state = state
@@ -182,7 +182,7 @@ def views(rank, _size):
 
 @item("DDP, gradients as views of buckets, accumulated over steps")
 def views_over_steps(rank, _size):
-    """A replacement has none when it is given those that are state: its rehearsal ends with an update."""
+    """A replacement has no gradients when it gets those of the state, because its rehearsal ends with an update."""
     model = ddp(net(), gradient_as_bucket_view=True)
     optimizer = sgd(model)
 
@@ -196,7 +196,7 @@ def views_over_steps(rank, _size):
 
 
 def views_without_reduction(rank, *, to_none):
-    """Gradients of steps under no_sync(): apart from the bucket if the update dropped the last ones, in it if it zeroed them."""
+    """Gradients under no_sync(): outside the bucket after an update that dropped them, in it after one that zeroed them."""
     model = ddp(net(), gradient_as_bucket_view=True)
     optimizer = sgd(model)
 

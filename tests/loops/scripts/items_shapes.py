@@ -1,4 +1,4 @@
-"""Items in which more is alive than what trains, or something trains in an unusual way: exact, and no false alarm."""
+"""Items with objects that do not train, or that train in an unusual way. They must be exact and not be refused."""
 
 import torch
 import torch.distributed as dist
@@ -42,7 +42,7 @@ def fused_scaler(rank, _size):
 
 
 class Fetched:
-    """The next batch, drawn while the last one is used: its place in the data is the batch itself."""
+    """The next batch, drawn during the step before. Its state is the batch itself."""
 
     def __init__(self):
         self.batch = self._drawn()
@@ -69,7 +69,7 @@ def nano_gpt(_rank, _size):
 
     def step(_index):
         loss = model(batches.batch).pow(2).mean()
-        batches.take()  # beside the forward, before the gradients
+        batches.take()  # during the forward, before the gradients
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -161,7 +161,7 @@ def inner_module(rank, _size):
 
 
 class Adapted(nn.Module):
-    """A frozen layer with a trained one of low rank after it."""
+    """A frozen layer, followed by a trained one of low rank."""
 
     def __init__(self, base):
         super().__init__()

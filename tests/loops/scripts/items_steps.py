@@ -1,4 +1,4 @@
-"""Items that differ in what a step does and in what is done between steps."""
+"""Items with different steps, and different actions between steps."""
 
 import torch
 import torch.distributed as dist
@@ -159,7 +159,7 @@ def scaled(rank, *, unscale):
         with torch.autocast("cpu", dtype=torch.bfloat16):
             loss = model(data(index, rank)).pow(2).mean()
         if index % 7 == 3:
-            loss = loss * float("inf")  # a step that the scaler leaves out
+            loss = loss * float("inf")  # a step that the scaler skips
         scaler.scale(loss).backward()
         if unscale:
             scaler.unscale_(optimizer)
@@ -241,7 +241,7 @@ def objects(rank, size):
 
 
 class Heads(nn.Module):
-    """Gradients are not ready in the order in which the parameters were made: DDP decides other buckets than it began with."""
+    """Gradients become ready in another order than the parameters were made, so DDP changes its first buckets."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Items that carry state from step to step in variables of the script. It has an effect at once, or only later."""
+"""Items that carry state from step to step in variables of the script, with an effect at once or only later."""
 
 import decimal
 import enum
@@ -18,7 +18,7 @@ from kit_loops import BATCH, WIDTH, Loop, adam, blocks_of, data, ddp, item, net,
 from torch import nn
 
 LATER = 4
-"""From this step on, what was gathered has an effect."""
+"""From this step on, the collected state has an effect."""
 TOTAL = 0
 
 
@@ -49,7 +49,7 @@ def in_variables(rank, _size):
 
 @dataclass(slots=True)
 class Tracker:
-    """As scripts have them: a thing that remembers."""
+    """A small object with state, as scripts have them."""
 
     count: int = 0
     recent: deque = field(default_factory=lambda: deque(maxlen=3))
@@ -104,7 +104,7 @@ def fetched_ahead(_rank, _size):
 
 
 class Annealed(nn.Module):
-    """A block that counts its calls, and keeps a mean, in plain attributes."""
+    """A block that counts its calls and keeps a mean in plain attributes."""
 
     def __init__(self):
         super().__init__()
@@ -127,7 +127,7 @@ def in_modules(rank, _size):
 
 
 class Ring:
-    """Experience: larger than what a snapshot writes beside the tensors."""
+    """A ring buffer of experience, too large for the part of a snapshot outside tensors."""
 
     def __init__(self):
         self.rows, self.weights, self.n = torch.zeros(4000, WIDTH), np.zeros((4000, 20)), 0
@@ -227,7 +227,7 @@ def in_functions(rank, _size):
 
 
 class Meter(nn.Module):
-    """As metrics are: a total in a buffer, a count in an attribute, and nothing that is trained."""
+    """A metric: a total in a buffer, a count in an attribute, no trained parameter."""
 
     def __init__(self):
         super().__init__()
@@ -249,7 +249,7 @@ def metric_and_activation(rank, _size):
 
     def step(index):
         nonlocal activation
-        mean = meter(index)  # alike on all ranks
+        mean = meter(index)  # equal on all ranks
         optimizer.param_groups[0]["lr"] = 1e-2 / (1 + (mean if index > LATER else 0))
         activation(model(data(index, rank))).pow(2).mean().backward()
         optimizer.step()
@@ -261,7 +261,7 @@ def metric_and_activation(rank, _size):
 
 
 class Slow(torch.optim.Adam):
-    """As hand-written optimizers are: with counts and averages of their own, by parameter or by its identity."""
+    """A hand-written optimizer, with its own counts and averages by parameter or by the parameter's identity."""
 
     def __init__(self, parameters):
         super().__init__(parameters, lr=1e-2)
@@ -282,7 +282,7 @@ class Slow(torch.optim.Adam):
 
 
 class Damping:
-    """A hook with a state."""
+    """A hook with state."""
 
     calls = 0
 

@@ -1,4 +1,4 @@
-"""What the items are made of."""
+"""Parts of the items: loops, models, data and steps."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -33,13 +33,13 @@ class Loop:
     steps: Callable[[Any, int], Iterator[Any]] = _plain
     told: Callable[[Any, Any], Any] = lambda _step, batch: batch
     watched: dict[str, Any] = field(default_factory=dict)
-    """Objects that must come back although nobody protects them by name."""
+    """Objects that must be restored although they are not protected by name."""
     grads: bool = False
-    """Whether gradients outlive a step."""
+    """Whether gradients are kept after a step."""
 
 
 def item(name):
-    """Put a function of rank and world size that returns a `Loop` into the matrix."""
+    """Register an item of the matrix: a function of rank and world size that returns a `Loop`."""
 
     def put(function):
         ITEMS[name] = function
@@ -59,7 +59,7 @@ class Block(nn.Module):
 
 
 def seeded(make):
-    """Return what `make` returns, the same on each rank, whatever the generators stand at."""
+    """Return the result of `make`, equal on all ranks, without a change to the generators."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1234)
         return make()
@@ -74,7 +74,7 @@ def ddp(model, **options):
 
 
 def data(index, rank, width=WIDTH):
-    """Return the inputs of a rank for a step: a function of both alone."""
+    """Return the inputs of a rank in a step. They depend on nothing else."""
     return torch.randn(BATCH, width, generator=torch.Generator().manual_seed(1000 * index + rank))
 
 
@@ -83,7 +83,7 @@ def blocks_of(model, kind=Block):
 
 
 def update(model, optimizer, rank, *, before=None):
-    """Return the usual step; `before` is done between backward and the optimizer."""
+    """Return the usual step. `before` is called between backward and the optimizer."""
 
     def step(index):
         model(data(index, rank)).pow(2).mean().backward()

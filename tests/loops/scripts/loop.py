@@ -1,4 +1,4 @@
-"""Runs one item of the matrix (see items.py) with any death, and gives the test an account of every state."""
+"""Runs one item of the matrix (items.py) with its deaths, and writes the digest of every state."""
 
 import os
 
@@ -29,7 +29,7 @@ from deadpool_run.worker.snapshot.writer import Writer
 
 
 def add(sha, value):
-    """Hash a tree: of tensors the bytes that this rank holds, of anything else what it prints."""
+    """Hash a tree: the bytes of this rank's part of tensors, the repr of other values."""
     if torch.is_tensor(value):
         value = value.detach()
         value = value._local_tensor if hasattr(value, "_local_tensor") else value
@@ -49,12 +49,12 @@ def add(sha, value):
 
 
 def digest(loop):
-    """Return a hash of all that this rank's next step depends on."""
+    """Return a hash of all state of this rank's next step."""
     sha = hashlib.sha256()
     for name, obj in sorted({**loop.protect, **loop.watched}.items()):
         sha.update(name.encode())
         if isinstance(obj, torch.optim.Optimizer):
-            keeper = getattr(obj, "optim", obj)  # ZeroRedundancyOptimizer keeps its state in another
+            keeper = getattr(obj, "optim", obj)  # ZeroRedundancyOptimizer keeps its state in an inner optimizer
             groups = obj.param_groups
             add(sha, [{k: v for k, v in group.items() if k not in ("params", "param_names")} for group in groups])
             for parameter in [parameter for group in groups for parameter in group["params"]]:
@@ -71,7 +71,7 @@ def digest(loop):
 
 
 def watch_captures(faults):
-    """Pass a place in the middle of each copy; a death there names the version that is copied, not the step beside it."""
+    """Add a place in the middle of each copy. A death there names the copied version, not the step that runs."""
     write, copy = Writer.write, Writer._copy
     versions = []
 
@@ -92,17 +92,19 @@ def parse_arguments():
     parser = argparse.ArgumentParser()
     parser.add_argument("--item", choices=ITEMS, required=True)
     parser.add_argument("--steps", type=int, default=10)
-    parser.add_argument("--die", action="append", default=[], help="a fault; see faults.py")
-    parser.add_argument("--flags", type=Path, default=Path(), help="folder for what is to happen once in a job")
+    parser.add_argument("--die", action="append", default=[], help="a fault, in the syntax of faults.py")
+    parser.add_argument(
+        "--flags", type=Path, default=Path(), help="folder with marks of events that happen once per job"
+    )
     return parser.parse_args()
 
 
 def join(flags, event="start"):
-    """Set up this process, tell `event`, join the job, and seed every generator with the rank."""
+    """Set up this process, write `event`, join the job, and seed every generator with the rank."""
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(mode=True)
-    faulthandler.register(signal.SIGUSR2)  # the test asks where a worker is that makes no progress
-    multiprocessing.current_process()._config["tempdir"] = str(flags)  # a killed process cannot clean up
+    faulthandler.register(signal.SIGUSR2)  # the test asks hung workers for their stacks
+    multiprocessing.current_process()._config["tempdir"] = str(flags)  # killed processes do not clean up
     tell(event)
     job = deadpool.init()
     for seed in (random.seed, np.random.seed, torch.manual_seed):
@@ -111,17 +113,17 @@ def join(flags, event="start"):
 
 
 def hook(loop, job, faults):
-    """Let the faults find their places in a loop, before it is protected."""
+    """Hook the faults into their places in a loop, before it is protected."""
     faults.hook(loop)
     if faults.wants("capture") and job.protected:
         watch_captures(faults)
 
 
 def run_steps(loop, job, faults, steps, before=lambda _index: None):
-    """Run the loop with its faults, and tell the state of every version; `before` is called in each real step."""
+    """Run the loop with its faults, and write the state of every version. `before` is called in each real step."""
     for step, *batch in loop.steps(job, steps):
         if not job.rehearsing:
-            # A step lasts until the loop asks for the next one: here, always, is the state of this version.
+            # A step lasts until the loop asks for the next one, so the state here is that of this version.
             before(step.index)
             told = {} if not batch else {"batch": loop.told(step, batch[0])}
             tell("state", version=step.index, digest=digest(loop), **told)

@@ -1,4 +1,4 @@
-"""Training loops put together from parts, as a dictionary of `draw.py` tells."""
+"""Training loops composed of parts, by a specification that `draw.py` makes."""
 
 import contextlib
 import copy
@@ -36,7 +36,7 @@ class Composed:
         self.pairs = [dist.new_group([first, (first + 1) % self.size]) for first in range(0, self.size, 2)]
 
     def _keep(self, name, obj, breach=""):
-        """Protect an object, unless leaving that out is the breach of this loop."""
+        """Protect an object, unless the breach of this loop is to leave it unprotected."""
         (self.watched if breach and self.breach == breach else self.protect)[name] = obj
 
     def _make_optimizers(self):
@@ -105,7 +105,7 @@ class Composed:
         generator = torch.Generator().manual_seed(7 + replica)
         dataset = TensorDataset(torch.randn(PER_EPOCH * BATCH, self.width, generator=generator))
         workers = 1 if kind == "batches-workers" else 0
-        own = torch.Generator().manual_seed(replica)  # ranks of a replica read the same
+        own = torch.Generator().manual_seed(replica)  # all ranks of a replica read the same data
         self.loader = DataLoader(dataset, BATCH, shuffle=True, num_workers=workers, generator=own)
         self.iterator = iter(self.loader) if kind == "iterator" else None
 
@@ -210,7 +210,7 @@ class Composed:
                     wanted = self.teacher(x)
                 loss = loss + (y.float() - wanted.float()).pow(2).mean()
         if enabled and index % 7 == 3:
-            loss = loss * float("inf")  # a step that the scaler leaves out
+            loss = loss * float("inf")  # a step that the scaler skips
         if self.metrics is not None and enabled is False:
             self.metrics.update(loss)
         loss = loss / self.spec["micro"]
@@ -315,7 +315,7 @@ class Composed:
 
 
 class Unmanaged:
-    """What stands for a step in a loop over a range."""
+    """A stand-in for a step, in a loop over a range."""
 
     def __init__(self, index):
         self.index = index

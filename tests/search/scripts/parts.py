@@ -1,4 +1,4 @@
-"""What composed loops are made of: optimizers, schedulers, blocks, data, averages, and a model over the ranks."""
+"""Parts of composed loops: optimizers, schedulers, blocks, data, averages, and a distributed model."""
 
 import contextlib
 
@@ -60,7 +60,7 @@ class Checkpointed(Noisy):
 
 
 class Adapted(Block):
-    """A frozen block with a small trained path beside it."""
+    """A frozen block with a small trained path in parallel."""
 
     def __init__(self, width):
         super().__init__(width)
@@ -72,7 +72,7 @@ class Adapted(Block):
 
 
 class Scaled(nn.Module):
-    """Multiplies by an attribute that is a tensor, and no buffer."""
+    """Multiplies by a tensor attribute that is not a buffer."""
 
     def __init__(self, width):
         super().__init__()
@@ -89,7 +89,7 @@ BLOCKS = {"plain": Block, "dropout": Noisy, "norm": Normed, "checkpointed": Chec
 
 
 class Counts(nn.Module):
-    """A metric: buffers that each step changes, and nothing reads."""
+    """A metric: each step changes its buffers, and nothing reads them."""
 
     def __init__(self):
         super().__init__()
@@ -102,7 +102,7 @@ class Counts(nn.Module):
 
 
 class Reader:
-    """A data loader of the script's own, that knows where it is."""
+    """A data loader of the script that knows its position."""
 
     def __init__(self, rank):
         self.generator = torch.Generator().manual_seed(rank)
@@ -121,7 +121,7 @@ class Reader:
 
 
 class Shadow:
-    """An average of parameters, whatever they are: of this rank's part of each."""
+    """A running average of parameters: of this rank's shard of each."""
 
     def __init__(self, parameters):
         self.of = list(parameters)
@@ -150,11 +150,11 @@ def keyed(index, part, replica, width):
     return torch.randn(BATCH, width, generator=generator)
 
 
-# --- the model over the ranks ------------------------------------------------------------------------------------------
+# --- the distributed model ---------------------------------------------------------------------------------------------
 
 
 class Spread:
-    """The model, and what is particular to how it is spread."""
+    """The model, distributed over the ranks in one of the ways."""
 
     def __init__(self, spec, rank, size):
         self.spec, self.rank, self.size = spec, rank, size
@@ -214,7 +214,7 @@ class Spread:
         return model
 
     def unsynchronized(self, *, last):
-        """Return the context of a micro-batch whose gradients are not reduced yet."""
+        """Return a context for a microbatch without reduction of gradients, unless it is the last one."""
         if last or self.kind != "ddp" or not self.spec["no_sync"]:
             return contextlib.nullcontext()
         return self.model.no_sync()

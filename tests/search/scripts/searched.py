@@ -1,4 +1,4 @@
-"""Runs the loop of a drawn job (see draw.py) with its faults, and gives the search an account of every state."""
+"""Runs the loop of a drawn job (draw.py) with its faults, and writes the digest of every state."""
 
 import os
 
@@ -22,13 +22,13 @@ from telling import tell
 
 
 def spoil(loop):
-    """Move one weight of this rank by one unit in its last place."""
+    """Change one weight of this rank by one unit in the last place."""
     weight = next(parameter for parameter in loop.protect["model"].parameters()).detach().view(-1)
     weight[0] = torch.nextafter(weight[0], weight[0] + 1)
 
 
 class Attempts(set):
-    """Steps that were begun. Snapshots keep no container with slots: it is not restored before a step is repeated."""
+    """The steps that were begun. Because of its slots, snapshots do not keep it: a repeated step sees it unrestored."""
 
     __slots__ = ()
 
@@ -36,11 +36,13 @@ class Attempts(set):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--job", type=Path, required=True)
-    parser.add_argument("--flags", type=Path, required=True, help="folder for what is to happen once in a job")
+    parser.add_argument(
+        "--flags", type=Path, required=True, help="folder with marks of events that happen once per job"
+    )
     parser.add_argument("--unfailed", action="store_true")
     args = parser.parse_args()
-    drawn = Job.read(args.job.read_text(encoding="utf-8"))
-    ahead = os.environ.get("DEADPOOL_PREPARING") == "1"  # a spare without a rank: it holds one from its first true step
+    drawn = Job.from_json(args.job.read_text(encoding="utf-8"))
+    ahead = os.environ.get("DEADPOOL_PREPARING") == "1"  # a hot spare gets a rank with its first real step
     job = join(args.flags, "prepare" if ahead else "start")
     faults = Faults([] if args.unfailed else drawn.deaths, args.flags, job.rank)
     faults.quiet = job.rehearsing

@@ -1,4 +1,4 @@
-"""The simulation of the shells uses modules of the other simulations."""
+"""Puts the modules of the other simulations on the module path."""
 
 import sys
 from pathlib import Path

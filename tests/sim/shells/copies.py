@@ -1,4 +1,4 @@
-"""Copies of snapshots between simulated nodes: what the replicator does, without its threads and bytes."""
+"""Copies of snapshots between simulated nodes: the replicator's work, without its threads and bytes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _COPY_S = (0.005, 0.1)
 
 
 class Copies:
-    """The replicator's place: one node's slots and copies, with the traffic to other nodes."""
+    """A stand-in for the replicator: one node's slots and copies, and its traffic to other nodes."""
 
     def __init__(self, node: SimNode, on_safe: Callable[[Rank, tuple[Version, ...], bool, int], None]) -> None:
         self._node, self._job = node, node.job
@@ -28,7 +28,7 @@ class Copies:
         self.name = node.here.node
         self.slots: dict[int, list[Snapshot | None]] = {}
         self.copies: dict[int, dict[int, tuple[int, int]]] = {}
-        """Per rank and version: the content's token, and the timeline in which it was sent."""
+        """For each rank and version: the content's token, and the timeline in which it was sent."""
         self.transcripts: set[int] = set()
         self.mine: dict[int, tuple[NodeId, ...]] = {}
         self.timeline = 0
@@ -53,7 +53,7 @@ class Copies:
             self.slots[rank] = [None, None]
 
     def capture(self, rank: int, snapshot: Snapshot) -> bool:
-        """Keep a snapshot, if there is a slot that is not needed, as far as the leader has told."""
+        """Keep a snapshot. Return False if both slots are needed, according to the leader's messages so far."""
         page = self._node.vault.status_page
         committed, abandoned = page.committed(), page.abandoned()
         slots = self.slots[rank]
@@ -147,7 +147,7 @@ class Copies:
     def skipped(self) -> None: ...
 
     def is_refused(self, _rank: Rank) -> bool:
-        """Every node has memory for copies."""
+        """Return False: every node has memory for copies."""
         return False
 
     def sealed(self, rank: Rank) -> None:
@@ -182,7 +182,7 @@ class Copies:
             each.clear()
 
     def ranks(self) -> tuple[Rank, ...]:
-        """Return the ranks of which there is anything here."""
+        """Return the ranks that have snapshots or copies here."""
         return tuple(map(Rank, sorted(self.slots.keys() | self.copies.keys() | self.transcripts)))
 
     def versions(self, rank: Rank) -> tuple[Version, ...]:
@@ -203,7 +203,7 @@ class Copies:
 
 
 class Storages:
-    """All nodes' memory, as workers of the other simulations use it."""
+    """The memory of all nodes, with the interface that workers of the other simulations use."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
@@ -219,7 +219,7 @@ class Storages:
         return self._job.homes.get(rank) == node and self._job.copies[node].capture(rank, snapshot)
 
     def skip(self, rank: int, version: int) -> None:
-        pass  # the worker reports it, and its leader tells all
+        pass  # the worker reports it, and the leader tells all nodes
 
     def empty_above(self, rank: int, version: int, node: str) -> None:
         self._job.copies[node].empty_above(rank, version)
@@ -234,7 +234,7 @@ class Storages:
 
 
 class LinkedGathering(Gathering):
-    """Collectives wait while some of their hosts cannot reach each other."""
+    """Collectives that wait while some of their hosts cannot reach each other."""
 
     def arrive(self, worker: Worker) -> None:
         here = {**self.present.get(worker.attached, {}), worker.rank: worker}

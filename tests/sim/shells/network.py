@@ -1,4 +1,4 @@
-"""Simulated machines, and TCP between them: streams that keep their order, come late, stall in a cut, break, lose their tails."""
+"""Simulated machines and TCP between them. Streams keep their order, are late, stall in a cut, break, and lose tails."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class Machine:
         self.name, self.address, self.skew = name, address, skew
         self.power = True
         self.pauses = 0
-        """Number of faults that pause it now."""
+        """The number of faults that pause it now."""
         self.hears = False
-        """While it pauses only its processes stand still, as with `scontrol suspend`: its kernel goes on to receive."""
+        """Whether a pause stops only its processes, as `scontrol suspend` does. Its kernel still receives."""
         self.listeners: dict[int, SimSocket] = {}
         self.sockets: dict[SimSocket, None] = {}
 
@@ -44,18 +44,18 @@ class Machine:
 
 
 class Network:
-    """All connections, and what befalls them."""
+    """All connections and their faults."""
 
     def __init__(self, clock: Clock, rng: random.Random) -> None:
         self.clock, self.rng = clock, rng
         self.machines: dict[str, Machine] = {}
         self.cuts: Counter[Pair] = Counter()
-        """Number of faults that cut this direction now."""
+        """For each direction, the number of faults that cut it now."""
         self.rejects: Counter[Pair] = Counter()
-        """Number of faults that refuse connects between these two."""
+        """For each pair of machines, the number of faults that refuse connections now."""
         self.slow_until = 0.0
         self.flaky_until = 0.0
-        """Until then many new connections break, most of them in the greeting."""
+        """Until this time many new connections break, most of them in the greeting."""
         self.connections: list[tuple[SimSocket, SimSocket]] = []
         self._numbers = 1000
         self.resets = 0
@@ -69,7 +69,7 @@ class Network:
         return self._numbers
 
     def linked(self, one: str, other: str) -> bool:
-        """Tell whether two machines reach each other, both ways."""
+        """Tell whether two machines reach each other, in both directions."""
         return one == other or not (self.cuts[one, other] or self.cuts[other, one])
 
     def passes(self, source: Machine, target: Machine) -> bool:
@@ -93,13 +93,13 @@ class Network:
         self.retry()
 
     def retry(self) -> None:
-        """Send again what was stalled: a link was healed, or a machine woke up."""
+        """Send stalled data again, after a link was healed or a machine woke up."""
         for pair in list(self.connections):
             for sock in pair:
                 sock.retry()
 
     def reset(self, one: SimSocket, *, both: bool) -> None:
-        """Break a connection: what is under way is lost. One side may find out only when it sends."""
+        """Break a connection, and lose the data on its way. Unless `both`, the other side notices it only when it sends."""
         self.resets += 1
         ends = [sock for sock in (one, one.peer) if sock is not None]
         for sock in ends:
@@ -112,12 +112,12 @@ class Network:
                 self.clock.after(sock.keep_idle_s + 2 * self.latency(), lambda sock=sock: sock.fail(errno.ECONNRESET))
 
     def living(self) -> list[SimSocket]:
-        """Return one end of each connection that both ends have open."""
+        """Return one end of each connection that is open at both ends."""
         self.connections = [pair for pair in self.connections if not (pair[0].done and pair[1].done)]
         return [one for one, other in self.connections if not (one.closed or other.closed or one.error or other.error)]
 
     def connect(self, sock: SimSocket, address: tuple[str, int]) -> None:
-        """Answer a SYN, after a while, if it arrives."""
+        """Send a SYN. If it arrives, the answer comes after a while."""
         machine = next(each for each in self.machines.values() if each.address == address[0])
         there, back = (sock.machine, machine), (machine, sock.machine)
 
@@ -161,14 +161,14 @@ class SimSocket:
         self.eof = self.closed = self.connecting = self.listening = False
         self.error = 0
         self.doomed = False
-        """The connection is broken, and this end does not know yet."""
+        """Whether the connection is broken, but this end has not noticed it."""
         self._out: deque[bytes] = deque()
         self._out_bytes = 0
         self._stalled, self._stalled_at, self._last = 0, 0.0, 0.0
         self._ended = False
         self.keep_idle_s = 0
         self.gone = False
-        """Its machine lost power: nobody answers."""
+        """Whether its machine has lost power: nothing answers."""
         machine.sockets[self] = None
 
     def __enter__(self) -> Self:
@@ -180,7 +180,7 @@ class SimSocket:
     def __repr__(self) -> str:
         return f"<{self.machine.name}:{self.local[1]} to {self.peer and self.peer.machine.name}:{self.remote[1]}>"
 
-    # --- as of a socket ------------------------------------------------------------------------------------------
+    # --- interface of a socket ------------------------------------------------------------------------------------------
 
     def fileno(self) -> int:
         return -1 if self.closed else self.number
@@ -218,7 +218,7 @@ class SimSocket:
         self._check_open()
         if self.error or self._ended:
             raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
-        assert self.peer is not None, "sent before it was connected"
+        assert self.peer is not None, "sent before the connection was made"
         room = _BUFFER_BYTES - self._out_bytes - len(self.peer.inbox)
         if room <= 0:
             raise BlockingIOError
@@ -227,7 +227,7 @@ class SimSocket:
         return len(piece)
 
     def sendmsg(self, buffers: Sequence[bytes | memoryview], rights: Sequence[Any] = ()) -> int:
-        assert not rights, "descriptors are sent between agents"
+        assert not rights, "agents cannot send descriptors to each other"
         return self.send(b"".join(buffers))
 
     def recv(self, nbytes: int) -> bytes:
@@ -287,7 +287,7 @@ class SimSocket:
         self.connecting, self.error = False, errno.ECONNREFUSED
 
     def fail(self, why: int) -> None:
-        """Break this end. As with Linux, what has come before can still be read."""
+        """Break this end. As on Linux, data that arrived before can still be read."""
         if not self.closed and not self.gone and not self.error:
             self.lose_tail()
             self.error = why
@@ -298,7 +298,7 @@ class SimSocket:
         self._stalled = 0
 
     def vanish(self) -> None:
-        """Its machine lost power."""
+        """Lose the power of this end's machine."""
         self.gone = True
         self.lose_tail()
         self.closed = True
@@ -306,7 +306,7 @@ class SimSocket:
             self.machine.listeners.pop(self.local[1], None)
 
     def retry(self) -> None:
-        """Send again what was stalled."""
+        """Send stalled data again."""
         stalled, self._stalled = self._stalled, 0
         for _ in range(stalled):
             self._move_on(self.network.rng.uniform(0.0, 0.3))
@@ -349,7 +349,7 @@ class SimSocket:
             peer.fail(errno.ECONNRESET)
         elif peer.closed or peer.error:
             if peer.closed and not peer.gone and peer._out and piece:
-                peer._queue(_RESET)  # behind what is on its way from there
+                peer._queue(_RESET)  # after the data that is on its way from there
             elif piece or peer.gone:
                 self.lose_tail()
                 network.clock.after(network.latency(), lambda: self.fail(errno.ECONNRESET))
@@ -364,7 +364,7 @@ class SimSocket:
 
 
 class Sockets:
-    """Stands for the module `socket` where agents make connections."""
+    """A stand-in for the module `socket` in modules that make connections."""
 
     def __init__(self, network: Network) -> None:
         self._network = network

@@ -1,6 +1,6 @@
-"""Stand-ins for the processes of simulated agents: workers, copies between nodes, stores, a fork server.
+"""Stand-ins for the processes of simulated agents: workers, stores, a fork server, a control socket.
 
-The workers and their gatherings are those of the other simulations (`workers`), with all that they assert.
+The workers and their collectives are those of the other simulations (`workers`), with the same assertions.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _STEP_S = 0.6
 
 
 class SimWorker(Worker):
-    """A worker of a machine that may pause."""
+    """A worker on a machine that can pause."""
 
     machine: Any
     _stopped = False
@@ -45,7 +45,7 @@ class SimWorker(Worker):
         self.woken()
 
     def woken(self) -> None:
-        """Do what waited, if nothing stops it any more."""
+        """Run the waiting actions, if the worker is no longer stopped."""
         if not self.suspended:
             waiting, self.waiting = self.waiting, []
             for what in waiting:
@@ -60,7 +60,7 @@ class SimWorker(Worker):
 
 
 class Workers:
-    """A node's workers, as its `Workforce`."""
+    """A node's workers, with the interface of `Workforce`."""
 
     def __init__(self, node: SimNode) -> None:
         self._node, self._job = node, node.job
@@ -97,14 +97,14 @@ class Workers:
             worker.resume()
 
     def close(self) -> None:
-        """Kill all of them: they are gone a moment later."""
+        """Kill all workers. They end a moment later."""
         for worker in self._mine():
             worker.suspend()
             self._job.clock.after(self._job.rng.uniform(0.0, 0.05), worker.vanish)
 
 
 class SimNode(LocalNode):
-    """A node whose workers are pretended. What comes from above and goes up passes through the real node."""
+    """A real node with simulated workers: orders and reports pass through the code of `LocalNode`."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -127,8 +127,8 @@ class SimNode(LocalNode):
             self.workforce.start(effect.worker)
             return
         worker = job.workers.get(effect.worker)
-        assert worker is not None, f"{name} is ordered {effect}, and has no such worker"
-        assert worker.node == name, f"{name} is ordered {effect}, and that worker is on {worker.node}"
+        assert worker is not None, f"{name} got {effect}, but has no such worker"
+        assert worker.node == name, f"{name} got {effect}, but that worker is on {worker.node}"
         match effect:
             case do.KillWorker() | do.TerminateWorker() | do.AbandonWorker():
                 job.clock.after(job.rng.uniform(0.0, 0.1), lambda: worker.die(signal=9))
@@ -144,7 +144,7 @@ class SimNode(LocalNode):
         worker.down.send(lambda: worker.obey(effect))
 
     def heard(self, event: ev.Event) -> None:
-        """A worker reports something."""
+        """Handle a worker's report."""
         if not self.closed:
             self._submit(event)
 
@@ -155,7 +155,7 @@ class SimNode(LocalNode):
 
 
 class SimStore:
-    """Stands for the job's store."""
+    """A stand-in for the job's store."""
 
     def __init__(self, _forkserver: object, _on_lost: object, host: str, _on_callers: object) -> None:
         self._loop: VirtualLoop = asyncio.get_running_loop()  # type: ignore[assignment]
@@ -182,7 +182,7 @@ class SimStore:
 
 
 class SimForkServer:
-    """Stands for the fork server, of which only the testimony at the end is left."""
+    """A stand-in for the fork server. It only testifies the agent's end."""
 
     environment: Mapping[str, str] = {}
 
@@ -213,7 +213,7 @@ class SimForkServer:
 
 
 class SimControl:
-    """Stands for the control socket."""
+    """A stand-in for the control socket."""
 
     def __init__(self, *_: object) -> None: ...
 

@@ -1,4 +1,4 @@
-"""Random search among stories of real agents in virtual time.
+"""Random search for bugs in stories of real agents in virtual time.
 
 python tests/sim/shells/search_shells.py --minutes 10
 python tests/sim/shells/search_shells.py --seed 123456 --kind hard
@@ -20,8 +20,8 @@ from stories import KINDS, tell
 def main() -> int:
     """Search, and return 1 if anything failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=1, help="live through new stories for this long")
-    parser.add_argument("--seed", type=int, help="live through this story")
+    parser.add_argument("--minutes", type=float, default=1, help="how many minutes to run new stories")
+    parser.add_argument("--seed", type=int, help="run the story of this seed")
     parser.add_argument("--kind", choices=KINDS, help="only stories of this kind")
     options = parser.parse_args()
     kinds = (options.kind,) if options.kind else KINDS
@@ -38,7 +38,7 @@ def main() -> int:
         count += 1
         try:
             tell(seed, kind)
-        except Exception:  # noqa: BLE001 - any other than an assertion is as much a bug
+        except Exception:  # noqa: BLE001 - other exceptions are bugs, too
             failed.append((seed, kind))
             print(
                 f"FAILURE {traceback.format_exc()}\n  again: {sys.executable} {__file__} --seed {seed} --kind {kind}",

@@ -1,6 +1,6 @@
-"""One job of real agents on simulated machines: everything from `agent.agent` down to frames, but processes and the kernel.
+"""One job of real agents on simulated machines. Only processes and the kernel are simulated.
 
-Each agent runs in a virtual loop of its own. What must hold is asserted at each decision and order, and at the end.
+Each agent runs in its own virtual loop. Invariants are asserted at each decision and order, and at the end.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ from deadpool_run.wire import peers
 from deadpool_run.wire.auth import ConnectionRole, GreetingRefusedError
 
 T = 5.0
-"""The node time-out, in seconds."""
+"""The node timeout, in seconds."""
 PORT = 29500
 _TOKEN = b"of the simulation"
 _TAIL = 120
 
 
 class SimServer(CoordinatorServer):
-    """Asserts at each decision what must hold."""
+    """A server that checks each decision."""
 
     def _decide(self, event: ev.Event) -> None:
         loop: Any = asyncio.get_running_loop()
@@ -57,7 +57,7 @@ class SimServer(CoordinatorServer):
 
 
 class SimLeader(Leader):
-    """Notes and checks orders."""
+    """A leader whose orders are logged and checked."""
 
     def perform(self, effect: Effect) -> None:
         loop: Any = asyncio.get_running_loop()
@@ -71,7 +71,7 @@ class SimLeader(Leader):
 
 
 class SimParticipation(Participation):
-    """Notes what its node is told of the end of the job."""
+    """A participation that checks the end of the job, as its node learns it."""
 
     def _over(self, exit_code: int, reason: str) -> None:
         loop: Any = asyncio.get_running_loop()
@@ -116,7 +116,7 @@ class SimAgent:
 
     @property
     def lives(self) -> bool:
-        """True if the process exists."""
+        """Whether the process exists."""
         return not self.loop.ended and not self.task.done()
 
     @property
@@ -129,7 +129,7 @@ class SimAgent:
 
     @property
     def election(self) -> Any:
-        """The state of its election; None if it takes part in none."""
+        """The state of its election; None without an election."""
         leadership = None if self.member is None else getattr(self.member, "_leadership", None)
         return None if leadership is None or leadership._closed else leadership.agent
 
@@ -138,7 +138,7 @@ class SimAgent:
 
 
 class Job:
-    """The machines, and all that happens to them. `run` in the block of `simulated`."""
+    """The machines and their faults. Use it in a block of `simulated`."""
 
     refused: list[int]
 
@@ -147,7 +147,7 @@ class Job:
         self.clock = World()
         self.settings, self.folder = settings, folder
         self.steps = 1 << 30
-        self.moves: set[int] = set()  # no story drains anything yet
+        self.moves: set[int] = set()  # no story drains a rank or node yet
         self.network = Network(self.clock, self.rng)
         self.scheduler = Scheduler(self.clock, self.rng)
         for number in range(machines):
@@ -171,10 +171,10 @@ class Job:
         self.epochs: dict[int, str] = {}
         self.deciders: list[tuple[int, str]] = []
         self.leader: tuple[SimAgent, State] | None = None
-        """The agent that decided last."""
+        """The agent that decided last, and its state."""
         self.stopped: do.StopJob | None = None
         self.known_end: tuple[str, int] | None = None
-        """The first agent that knew the end of the job, and the exit code."""
+        """The first agent that knew of the job's end, and the exit code."""
         self.log: list[str] = []
 
     # --- machines and agents -------------------------------------------------------------------------------------
@@ -183,7 +183,7 @@ class Job:
         self.log.append(f"{self.clock.now:9.4f} {line}")
 
     def start(self, name: str) -> None:
-        """Start an agent on a machine, which has none."""
+        """Start an agent on a machine that has none."""
         machine = self.network.machines[name]
         machine.power = True
         life = sum(agent.machine is machine for agent in self.agents)
@@ -200,7 +200,7 @@ class Job:
         return [agent for agent in self.agents if agent.lives]
 
     def kill(self, name: str, *, power: bool = False) -> None:
-        """End the agent's process and its workers; or take the machine's power."""
+        """Kill the machine's agent, which ends its workers, or cut the machine's power."""
         machine, agent = self.network.machines[name], self.agent_on(name)
         if agent is not None:
             agent.loop.ended = True
@@ -216,7 +216,7 @@ class Job:
             self.clock.after(self.rng.uniform(0.06, 0.3), lambda: self._witness(agent))
 
     def _witness(self, agent: SimAgent) -> None:
-        """The fork server has lived longer: it tells the voters."""
+        """Let the fork server, which outlives the agent, tell the voters."""
         if agent.forkserver.witness is None or not agent.machine.power:
             return
         credentials, addresses = agent.forkserver.witness
@@ -258,7 +258,7 @@ class Job:
         return made
 
     def take_up(self, rank: int, node: str, epoch: int) -> None:
-        """Note where a rank lives. A node that was given up meanwhile may obey late."""
+        """Record the node of a rank, unless the node was given up and obeys late."""
         if epoch >= self._taken_up.get(rank, 0):
             self._taken_up[rank], self.homes[rank] = epoch, node
 
@@ -294,13 +294,13 @@ class Job:
         assert self.leader is not None
         return self.leader[1]
 
-    # --- what must hold at each moment -----------------------------------------------------------------------------
+    # --- invariants ------------------------------------------------------------------------------------------------
 
     def check_decision(self, agent: SimAgent, event: ev.Event) -> None:
-        """One leader of a term; one that decides at a time; and none without authority."""
+        """Assert that a term has one leader, that only one leader decides, and that it has authority."""
         election = agent.election
         if election is None or agent.member is None or agent.member.leader is None:
-            return  # it begins
+            return  # it starts
         term, state = election.term, agent.member.leader.state
         self.note(f"  {agent.name} t{term} decides {event}")
         assert self.terms.setdefault(term, agent.name) == agent.name, (
@@ -310,18 +310,16 @@ class Job:
         self.leader = agent, state
         if state.phase is JobPhase.STOPPED:
             return
-        assert self.known_end is None, (
-            f"{agent.name} decides {event} after {self.known_end} knew that the job had ended"
-        )
+        assert self.known_end is None, f"{agent.name} decides {event}, but the job has ended: {self.known_end}"
         assert agent.has_authority(), f"{agent.name} decides {event} without authority"
         for other in self.living():
             if other is not agent and other.loop.runs:
                 assert not other.has_authority(), f"{other.name} and {agent.name} have authority"
 
     def check_end(self, agent: SimAgent, exit_code: int) -> None:
-        """All know of one end."""
+        """Assert that all agents learn the same exit code."""
         self.known_end = self.known_end or (agent.name, exit_code)
-        assert self.known_end[1] == exit_code, f"{agent.name} knows of an end with {exit_code}, not {self.known_end}"
+        assert self.known_end[1] == exit_code, f"{agent.name} learned exit code {exit_code}, not {self.known_end}"
 
     def check_epoch(self, agent: SimAgent, state: State) -> None:
         owner = self.epochs.setdefault(state.epoch, agent.name)
@@ -342,16 +340,16 @@ class Job:
             case do.AttachGroups():
                 owners = [self.workers[member.worker] for member in state.owners()]
                 stands = {(each.epoch, each.mode, each.completed, each.token) for each in owners if each.alive}
-                assert len(stands) <= 1, f"attaching to epoch {order.epoch}, but the ranks stand at {stands}"
+                assert len(stands) <= 1, f"attaching to epoch {order.epoch}, but the ranks differ: {stands}"
             case do.KillWorker() if order.reason.startswith("no progress while"):
                 self.check_not_stuck(order)
 
     def check_not_stuck(self, order: do.KillWorker) -> None:
-        """A repair waits out the time-out for nobody. Overridden where a network is bad for long."""
-        raise AssertionError(f"worker {order.worker} was waited for in vain: {order.reason}")
+        """Assert that no wait in a repair runs into its timeout. Stories with bad networks override this."""
+        raise AssertionError(f"the wait for worker {order.worker} timed out: {order.reason}")
 
     def check_owners(self, worker: SimWorker) -> None:
-        """A rank is taken up: nobody else runs it."""
+        """Assert that no other worker runs the rank that this one takes."""
         if worker.suspended or not worker.alive:
             return
         for other in self.workers.values():
@@ -363,7 +361,7 @@ class Job:
     # --- running -------------------------------------------------------------------------------------------------
 
     def advance(self) -> None:
-        assert self.scheduler.run_one(), "nothing will ever happen again"
+        assert self.scheduler.run_one(), "no event is left"
         if self.failures:
             name, context = self.failures[0]
             error = context.get("exception")
@@ -374,7 +372,7 @@ class Job:
                 raise AssertionError(f"{agent.name} failed: {error!r}") from error
 
     def until(self, met: Callable[[], bool], within_s: float, what: str) -> None:
-        """Run until this holds."""
+        """Run until `met` is true."""
         deadline = self.clock.now + within_s
         while not met():
             assert self.clock.now < deadline, f"not within {within_s:g} s: {what}"
@@ -392,7 +390,7 @@ class Job:
         return f"{error} at {self.clock.now:.3f}\n{tail}"
 
     def bury(self) -> None:
-        """Free what is left of all processes."""
+        """Free the resources of all processes."""
         for loop in self.scheduler.loops:
             for sock in list(loop.machine.sockets):
                 sock.close()
@@ -404,7 +402,7 @@ class Job:
         leaders = [agent.agent._member.leader for agent in self.agents if agent.agent._member is not None]
         for leader in leaders:
             if leader is not None:
-                leader._observers.close(wait=False)  # which looks at the node's status page
+                leader._observers.close(wait=False)  # it reads the node's status page
         for node in self.nodes:
             node.close()
         for leader in leaders:
@@ -416,5 +414,5 @@ class Job:
                 "deadpool-record",
                 "deadpool-samples",
                 "deadpool-leader-file",
-            }:  # which end by themselves
+            }:  # they end by themselves
                 thread.join()

@@ -1,4 +1,4 @@
-"""Mistakes in the shells that the stories must find: each replaces one small function for the time of a test."""
+"""Planted bugs in the shells that the stories must find. Each replaces one small function during a test."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from deadpool_run.wire import peers
 Plant = Callable[[pytest.MonkeyPatch], None]
 
 
-def what_the_leader_did_not_receive_is_not_sent_again(patch):
+def reports_that_the_leader_missed_are_not_sent_again(patch):
     def resume(follower, received):
         follower._session.confirmed(received)
         follower._resumed = True
@@ -34,7 +34,7 @@ def what_the_leader_did_not_receive_is_not_sent_again(patch):
     patch.setattr(Follower, "_resume", resume)
 
 
-def a_message_counts_before_it_has_come(patch):
+def a_message_counts_before_it_arrives(patch):
     honest = Connections._resume
 
     def resume(connections, connection, message):
@@ -46,7 +46,7 @@ def a_message_counts_before_it_has_come(patch):
     patch.setattr(Connections, "_resume", resume)
 
 
-def what_is_sent_to_a_node_between_two_connections_is_lost(patch):
+def orders_between_two_connections_of_a_node_are_lost(patch):
     honest = Connections._send
 
     def send(connections, node, frame):
@@ -75,7 +75,7 @@ def a_leader_decides_without_authority(patch):
     )
 
 
-def authority_is_believed_until_its_timer_comes(patch):
+def authority_lasts_until_its_timer_fires(patch):
     def has_authority(leadership):
         return leadership.agent.role is ElectionRole.LEADER and leadership.agent.lapsed_at is None
 
@@ -86,11 +86,11 @@ def a_node_rejoins_without_its_workers(patch):
     patch.setattr(LocalNode, "resynced", lambda node: ev.NodeResynced(node.here.node, ()))
 
 
-def a_closed_connection_is_taken_for_an_end(patch):
+def a_closed_connection_counts_as_an_end(patch):
     patch.setattr(Leadership, "suspect", lambda leadership, node: leadership.handle(electorate.AgentEnded(node)))
 
 
-def an_id_is_given_again(patch):
+def an_id_is_used_twice(patch):
     patch.setattr(Connections, "_new_id", lambda _connections, name: NodeId(name))
 
 
@@ -108,7 +108,7 @@ def a_node_is_admitted_without_authority(patch):
 
 
 class _Bold:
-    """Leadership that is sure of itself."""
+    """Leadership that always claims authority."""
 
     def __init__(self, leadership):
         self._leadership = leadership
@@ -120,7 +120,7 @@ class _Bold:
         return True
 
 
-def who_asks_is_redirected_to_who_was_asked(patch):
+def an_agent_redirects_others_to_itself(patch):
     patch.setattr(Leadership, "leader", property(lambda leadership: leadership._addresses[leadership.agent.me]))
     patch.setattr(Participation, "_redirect", _redirect_here)
 
@@ -131,11 +131,11 @@ def _redirect_here(member, connection):
     link.close_when_flushed()
 
 
-def who_does_not_vote_is_not_told_who_leads(patch):
+def agents_without_a_vote_do_not_learn_the_leader(patch):
     patch.setattr(Leadership, "claim", lambda _leadership, _others: None)
 
 
-def workers_without_a_leader_run_on(patch):
+def workers_without_a_leader_continue(patch):
     patch.setattr(LocalNode, "suspend", lambda _node: None)
 
 
@@ -153,7 +153,7 @@ def the_connection_with_the_last_leader_is_kept(patch):
     patch.setattr(Participation, "follow", follow)
 
 
-def a_closed_follower_goes_on_dialling(patch):
+def a_closed_follower_continues_to_dial(patch):
     honest = Follower.close
 
     def close(follower):
@@ -191,7 +191,7 @@ def a_silent_connection_is_trusted(patch):
     )
 
 
-def a_probe_leaves_the_connection_before_it_open(patch):
+def a_probe_leaves_the_last_connection_open(patch):
     honest = VoteLinks._is_connected
 
     async def is_connected(links, peer):
@@ -213,26 +213,26 @@ def a_refused_connection_ends_the_search_for_the_leader(patch):
 
 
 PLANTS: dict[Plant, str] = {
-    what_the_leader_did_not_receive_is_not_sent_again: "calm",
-    a_message_counts_before_it_has_come: "calm",
-    what_is_sent_to_a_node_between_two_connections_is_lost: "calm",
+    reports_that_the_leader_missed_are_not_sent_again: "calm",
+    a_message_counts_before_it_arrives: "calm",
+    orders_between_two_connections_of_a_node_are_lost: "calm",
     heartbeats_have_no_term: "hard",
     a_leader_decides_without_authority: "hard",
-    authority_is_believed_until_its_timer_comes: "hard",
+    authority_lasts_until_its_timer_fires: "hard",
     a_node_rejoins_without_its_workers: "hard",
-    a_closed_connection_is_taken_for_an_end: "calm",
-    an_id_is_given_again: "hard",
+    a_closed_connection_counts_as_an_end: "calm",
+    an_id_is_used_twice: "hard",
     a_node_is_admitted_without_authority: "wild",
-    who_asks_is_redirected_to_who_was_asked: "hard",
-    who_does_not_vote_is_not_told_who_leads: "hard",
-    workers_without_a_leader_run_on: "hard",
+    an_agent_redirects_others_to_itself: "hard",
+    agents_without_a_vote_do_not_learn_the_leader: "hard",
+    workers_without_a_leader_continue: "hard",
     stopped_workers_are_not_continued: "calm",
     the_connection_with_the_last_leader_is_kept: "hard",
-    a_closed_follower_goes_on_dialling: "calm",
+    a_closed_follower_continues_to_dial: "calm",
     events_that_waited_for_authority_are_forgotten: "calm",
     later_voters_do_not_get_the_log: "hard",
     a_silent_connection_is_trusted: "calm",
-    a_probe_leaves_the_connection_before_it_open: "calm",
+    a_probe_leaves_the_last_connection_open: "calm",
     a_refused_connection_ends_the_search_for_the_leader: "hard",
 }
-"""Each mistake, with the kind of stories that must find it."""
+"""Each bug, with the kind of stories that must find it."""

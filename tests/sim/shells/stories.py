@@ -1,10 +1,9 @@
-"""Faults of a job of real agents, drawn from a seed, and the guarantees that hold in spite of them.
+"""Faults of a job of real agents, drawn from a seed, and the guarantees despite them.
 
-* calm: faults that must cost nothing, neither a node nor a leader: connections break and lose their tails, messages come late,
-  machines pause for a moment, or all of them for long.
-* hard: losses, cuts and long pauses, one after the other: each time the job has to be at work again, with all agents, within a
-  bound.
-* wild: the same on top of one another: nothing wrong may happen, and in the end the job goes on, or is over for everybody.
+* calm: faults that must cost no node and no leader. Connections break and lose their tails, messages are late, one machine
+  pauses for a moment, or all machines pause for long.
+* hard: losses, cuts and long pauses, one at a time. After each one the job must run again within a bound, with all agents.
+* wild: the same faults, also several at a time. No assertion may fail, and in the end all agents continue or all have ended.
 """
 
 from __future__ import annotations
@@ -23,41 +22,41 @@ from deadpool_run.core.transitions import JobPhase
 
 KINDS = ("calm", "hard", "wild")
 BOUND_S = 16 * T
-"""After a fault the job is at work again within this."""
+"""The longest time from a fault until the job runs again."""
 _OVER_S = 36 * T
 _LINGER_S = 12.0
-"""A connection that does not close is given up after this."""
+"""The longest time for a connection to close."""
 _AT_WORK = (JobPhase.RUNNING, JobPhase.FINISHING)
 
 
 class Story(Job):
-    """A job, what befalls it, and what is asked of it."""
+    """A job with its faults and guarantees."""
 
     troubled_until = 0.0
-    """No node could be expected to make progress before this."""
+    """Until this time, nodes may make no progress."""
     only_calm = True
-    """True while no fault so far may have a cost."""
+    """Whether all faults so far must cost nothing."""
 
     def check_not_stuck(self, order: do.KillWorker) -> None:
         if self.clock.now > self.troubled_until + self.settings.repair_timeout_s:
             super().check_not_stuck(order)
 
     killed = 0
-    """Workers that a fault has ended."""
+    """The number of workers that a fault has ended."""
 
-    # --- how it stands -------------------------------------------------------------------------------------------
+    # --- state ---------------------------------------------------------------------------------------------------
 
     def is_well(self) -> bool:
-        """Tell whether the job is at work, and every living agent takes part."""
+        """Tell whether the job runs and every living agent takes part."""
         return self.whats_wrong() == ""
 
     def whats_wrong(self) -> str:  # noqa: PLR0911 - one reason after the other
-        """Return the first thing that is not as it should be in the long run."""
+        """Return the first defect that must not last; empty if there is none."""
         if self.leader is None:
-            return "nobody has decided anything"
+            return "no agent has decided anything"
         leader, state = self.leader
         if not leader.lives or leader.member is None or leader.member.leader is None or not leader.has_authority():
-            return f"{leader.name}, which decided last, leads no more"
+            return f"{leader.name} decided last, but no longer leads"
         if state.phase not in _AT_WORK or state.move is not None or state.repair is not None:
             return f"the job is {state.phase}, repair {state.repair is not None}, move {state.move is not None}"
         if state.exposed_at is not None or not state.committed:
@@ -67,7 +66,7 @@ class Story(Job):
             return f"the voters are {election.configurations}"
         nodes = {agent.node: agent for agent in self.living()}
         if set(nodes) != set(state.nodes):
-            return f"the leader counts on {list(state.nodes)}, and there are {list(nodes)}"
+            return f"the leader knows nodes {list(state.nodes)}, but those are {list(nodes)}"
         for agent in nodes.values():
             if (why := self._whats_wrong_with(agent, leader)) != "":
                 return f"{agent.name}: {why}"
@@ -76,7 +75,7 @@ class Story(Job):
     def _whats_wrong_with(self, agent: SimAgent, leader: SimAgent) -> str:
         mine = agent.election
         if mine is None or (mine.term, mine.configuration) != (leader.election.term, leader.election.configuration):
-            return f"it knows of {mine and mine.configuration}"
+            return f"its configuration is {mine and mine.configuration}"
         if mine.suspended or agent.member.node.suspended:
             return "its workers are stopped"
         if agent is leader:
@@ -88,11 +87,11 @@ class Story(Job):
         here = follower._session
         sent = [each._dropped + len(each._unreceived) for each in (here, there)]
         if sent != [there.received, here.received]:
-            return f"of {sent} messages each way {[there.received, here.received]} came"
+            return f"of {sent} messages each way {[there.received, here.received]} have arrived"
         return ""
 
     def progress(self) -> tuple[int, int]:
-        """Return how far the ranks have come, and how far that is safe."""
+        """Return the smallest completed version of all ranks, and the committed version."""
         assert self.leader is not None
         leader = self.leader[0].member.leader if self.leader[0].member is not None else None
         committed = None if leader is None else leader._tracking.commits.committed
@@ -100,7 +99,7 @@ class Story(Job):
         return min(ranks, default=0), -1 if committed is None else committed
 
     def settle(self, within_s: float, *, or_over: bool = False) -> None:
-        """Run until all is well, and the ranks have trained since, and what they trained is safe."""
+        """Run until all is well and a version trained after that is committed."""
         deadline = self.clock.now + within_s
         goal: int | None = None
         while True:
@@ -111,21 +110,23 @@ class Story(Job):
                 goal = step + 1 if goal is None else goal
                 if committed >= goal:
                     return
-            assert self.clock.now < deadline, f"not well after {within_s:g} s: {self.whats_wrong() or 'no progress'}"
+            assert self.clock.now < deadline, (
+                f"the job has not recovered after {within_s:g} s: {self.whats_wrong() or 'no progress'}"
+            )
             assert or_over or self.stopped is None, f"stopped without need: {self.stopped}"
             self.sleep(0.05)
 
     def check_cost(self) -> None:
-        """Assert that the faults which must cost nothing have cost nothing."""
+        """Assert that calm faults have cost no leader, no node and no repair."""
         if self.only_calm:
             assert set(self.terms) == {0}, f"another leader was elected: {self.terms}"
             assert set(self.state.nodes) == set(self.network.machines), (
                 f"nodes were lost: {list(self.state.nodes)} are left"
             )
-            assert len(self.state.incidents) <= self.killed, "a repair that nobody asked for"
+            assert len(self.state.incidents) <= self.killed, "an unexplained repair"
 
     def finish(self) -> None:
-        """Have the ranks come to their end; everybody ends well, and leaves nothing."""
+        """Let the ranks complete their last step. Assert that all agents end with 0."""
         self.steps = max(worker.completed for worker in self.workers.values()) + 10
         if self.rng.random() < 0.5:
             self.until(lambda: self.stopped is not None or not self.living(), _OVER_S, "the job ends")
@@ -133,12 +134,12 @@ class Story(Job):
         self.until(lambda: not self.living(), _OVER_S, "all agents end")
         if self.stopped is not None and self.stopped.exit_code == 0:
             codes = {agent.name: agent.exit_code for agent in self.agents if not agent.loop.ended}
-            assert set(codes.values()) == {0}, f"the job ended well, but agents with {codes}"
+            assert set(codes.values()) == {0}, f"the job ended well, but its agents with {codes}"
 
     def check_nothing_left(self) -> None:
         self.sleep(_LINGER_S)
         alive = [worker.number for worker in self.workers.values() if worker.alive]
-        assert not alive, f"workers {alive} outlive the job"
+        assert not alive, f"workers {alive} have outlived the job"
         for loop in self.scheduler.loops:
             if not loop.ended and loop.machine.runs:
                 loop.due_at()
@@ -152,20 +153,20 @@ class Story(Job):
                 f"{machine.name} has left connections open: {[each.local for each in machine.sockets]}"
             )
 
-    # --- what befalls it -----------------------------------------------------------------------------------------
+    # --- faults --------------------------------------------------------------------------------------------------
 
     def _later(self, after_s: float, what: Callable[[], None]) -> None:
         self.clock.after(after_s, what)
         self.troubled_until = max(self.troubled_until, self.clock.now + after_s)
 
     def pick(self) -> Machine:
-        """Return a machine with an agent; the leader's as often as not."""
+        """Return a machine with an agent, in half of the cases the leader's."""
         living = [agent.machine for agent in self.living()]
         leading = [agent.machine for agent in self.living() if agent.has_authority()]
         return self.rng.choice(leading if leading and self.rng.random() < 0.5 else living)
 
     def _pairs(self, machine: Machine) -> list[tuple[str, str]]:
-        """Return links of a machine: with all or with one other, both ways or one way."""
+        """Return links of a machine: with all others or one, in both directions or one."""
         others = [name for name in self.network.machines if name != machine.name]
         if self.rng.random() < 0.3:
             others = [self.rng.choice(others)]
@@ -199,7 +200,7 @@ class Story(Job):
             self._later(self.rng.uniform(0.0, long_s), self.kill_worker)
 
     def _wake(self, machine: Machine) -> None:
-        self.note(f"!! {machine.name} goes on")
+        self.note(f"!! {machine.name} continues")
         self.wake(machine.name)
 
     def reset_some(self) -> None:
@@ -234,7 +235,7 @@ class Story(Job):
             worker.die(signal=9)
 
     def end_one(self, again_s: float | None) -> None:
-        """Kill an agent, or take the power from its machine; perhaps it starts again."""
+        """Kill an agent, or cut its machine's power. It starts again after `again_s` unless that is None."""
         machine, power = self.pick(), self.rng.random() < 0.4
         again = "for good" if again_s is None else f"for {again_s:.2f} s"
         self.note(f"!! {machine.name} {'has no power' if power else 'has no agent any more'}, {again}")
@@ -251,7 +252,7 @@ class Story(Job):
         self.settle(BOUND_S)
 
     def calm_fault(self, *, alone: bool = False) -> None:
-        """Let something happen that costs nothing; `alone`: nothing else that takes time happens with it."""
+        """Inject a fault that must cost nothing. `alone`: no other fault lasts at the same time."""
         draw = self.rng.random()
         if alone and draw >= 0.5 and self.clock.now < self.troubled_until + 0.4 * T:
             self.sleep(self.troubled_until + 0.4 * T - self.clock.now)
@@ -262,7 +263,7 @@ class Story(Job):
         elif draw < 0.7:
             self.pause_one(self.rng.uniform(0.05, 0.3) * T)
         elif draw < 0.8:
-            # Not about as long as a node waits for a leader: a pause that ends just then is not noticed as one.
+            # Not about the time that a node waits for a leader: it would not notice that a pause of this length was one.
             self.pause_all(self.rng.choice((0.5, 1.2, 2.0, 6.0)) * T)
         elif draw < 0.9:
             self.cut(self.rng.uniform(0.05, 0.3) * T, reject=self.rng.random() < 0.3)
@@ -270,9 +271,9 @@ class Story(Job):
             self.kill_worker()
 
     def hard_fault(self, *, spared: bool, refused: bool = True) -> None:
-        """Let something happen that may cost a machine. `spared`: one may be missing for good.
+        """Inject a fault that may cost a machine. `spared`: the machine may stay away.
 
-        `refused`: a cut may look as if hosts refused. Where two agents vote both may lead then (decision 44).
+        `refused`: a cut may refuse connections. If only two agents vote, both can become leader then (decision 44).
         """
         self.only_calm = False
         if self.rng.random() < 0.3:
@@ -292,7 +293,7 @@ class Story(Job):
             self.end_one(None if spared and self.rng.random() < 0.5 else self.rng.uniform(0.05, 5.0) * T)
 
     def live(self, kind: str) -> None:
-        """Live through a story of this kind to its end."""
+        """Run a story of this kind to its end."""
         self.begin()
         for _ in range(self.rng.randint(2, 5)):
             self.sleep(self.rng.uniform(0.0, 1.5))
@@ -333,7 +334,7 @@ class Story(Job):
 
 
 def settings(machines: int, ranks_per_node: int = 1) -> Settings:
-    """Return those of a job on so many machines: of three or four one is a spare, of five two are."""
+    """Return settings for a job on this number of machines. Of three or four one is a spare, of five two are."""
     spare_nodes = 1 if machines < 5 else 2
     return Settings(
         world_size=(machines - spare_nodes) * ranks_per_node,
@@ -348,7 +349,7 @@ def settings(machines: int, ranks_per_node: int = 1) -> Settings:
 
 
 def tell(seed: int, kind: str) -> list[str]:
-    """Live through a story; return what happened. Raises AssertionError."""
+    """Run a story and return its log. Raises AssertionError."""
     rng = random.Random(f"shells {seed}")
     machines = rng.choice((3, 4, 5))
     with simulated(seed, machines, settings(machines, rng.choice((1, 1, 2))), Story) as job:

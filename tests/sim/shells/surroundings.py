@@ -1,4 +1,4 @@
-"""Replacements for the kernel around the agents of a simulated job, installed for the time of a block."""
+"""Replacements for the kernel around the agents of a simulated job, installed during a block."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def _find(
     base: Path | None = None,  # there is no shared disk
     known: Any = (),
 ) -> Any:
-    """Stand for the search, which runs in threads: dial every machine in turn; the first machine founds the job, once."""
+    """A stand-in for the search, which uses threads: dial every machine in turn. Only the first machine founds the job."""
     loop: Any = asyncio.get_running_loop()
     machine, job = loop.machine, loop.agent.job
     began, pause_s = loop.time(), 0.05
@@ -82,7 +82,7 @@ async def _gone(processes: Any, timeout_s: float) -> None:
 
 @contextmanager
 def simulated(seed: int, machines: int, settings: Settings, kind: type[Job] = Job) -> Iterator[Job]:
-    """Make a job, with all that surrounds its agents simulated, and free it at the end."""
+    """Yield a job on simulated machines, and free it at the end."""
     before = random.getstate()
     random.seed(seed)
     folder = Path(tempfile.mkdtemp(prefix="shells-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None))

@@ -1,6 +1,6 @@
-"""Real agents in virtual time: swarms of stories, and what single faults lead to.
+"""Real agents in virtual time: swarms of stories, and single faults.
 
-`SHELLS_SEED=n` runs the story of that seed in place of those of new seeds.
+`SHELLS_SEED=n` runs the story of that seed instead of stories of new seeds.
 """
 
 import os
@@ -57,12 +57,12 @@ def test_long_swarm_of_stories(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_same_seed_is_the_same_story(kind):
+def test_equal_seeds_give_equal_stories(kind):
     assert tell(3, kind) == tell(3, kind)
 
 
 def test_the_search_runs_as_make_starts_it():
-    """Without what pytest adds to the path of modules."""
+    """It does not need the module path of pytest."""
     command = [sys.executable, search_shells.__file__, "--seed", "3", "--kind", KINDS[0]]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert ended.returncode == 0, ended.stderr
@@ -71,28 +71,28 @@ def test_the_search_runs_as_make_starts_it():
 
 @pytest.mark.parametrize("seed", [67, 76])
 def test_a_node_whose_connection_breaks_as_it_rejoins_gets_its_orders(seed):
-    """They were lost with that connection, and the repair waited for the node in vain."""
+    """They were lost with that connection, and the repair's wait for the node timed out."""
     run(seed, "hard")
 
 
 def test_a_node_that_wakes_up_stops_its_workers_before_it_obeys_an_old_order():
-    """The order had waited in its socket, and the rank was given to another meanwhile."""
+    """The order had waited in the socket, while the rank was given to another worker."""
     run(160708319, "wild")
 
 
-def test_a_leader_that_had_no_authority_loses_no_node_that_told_it_meanwhile():
-    """Its clock had come to the end of the takeover, and the node's inventory waited behind that."""
+def test_a_leader_counts_inventories_that_arrived_while_it_had_no_authority():
+    """The deadline of the takeover had passed, and was handled before the inventory that had waited."""
     run(308484255, "wild")
 
 
-def test_a_pause_of_all_machines_costs_no_leader_that_was_out_of_reach_for_a_moment_before():
-    """Its voters did not notice a pause that ended a little after their next deadline, and elected another one."""
+def test_a_pause_of_all_machines_after_a_short_cut_of_the_leader_causes_no_election():
+    """The voters did not notice a pause that ended shortly after their next deadline, and elected another leader."""
     run(1670546040, "calm")
 
 
 @pytest.mark.parametrize(("seed", "kind"), [(4188607034, "hard"), (2979176130, "calm"), (2979176362, "hard")])
-def test_a_link_that_is_cut_for_a_moment_does_not_cost_the_only_copy_of_a_rank(seed, kind):
-    """The replacement could not reach the copy, and the job stopped; also in a repair that had lasted long before."""
+def test_a_short_cut_of_a_link_does_not_cost_the_only_copy_of_a_rank(seed, kind):
+    """The replacement could not reach the copy, and the job stopped. So it did in a repair that had lasted long already."""
     run(seed, kind)
 
 
@@ -101,7 +101,7 @@ def test_a_link_that_is_cut_for_a_moment_does_not_cost_the_only_copy_of_a_rank(s
 
 @contextmanager
 def job(machines=3, *, absent=()):
-    """A job at work, on machines that have all joined, but those that are absent."""
+    """Yield a running job. All machines have joined, except the absent ones."""
     with simulated(1, machines, settings(machines), Story) as made:
         for name in made.network.machines:
             if name not in absent:
@@ -112,7 +112,7 @@ def job(machines=3, *, absent=()):
 
 
 def apart(made, some, others):
-    """Cut these from those."""
+    """Cut all links between two sets of machines."""
     pairs = [pair for one in some for other in others for pair in ((one, other), (other, one))]
     made.network.cut(pairs)
     return pairs
@@ -122,7 +122,7 @@ def open_between(made, *names):
     return [sock for sock in made.network.living() if {sock.machine.name, sock.peer.machine.name} == set(names)]
 
 
-def test_agents_found_a_job_train_end_well_and_leave_nothing():
+def test_a_job_starts_trains_and_ends_without_leaving_anything():
     with job() as made:
         made.finish()
         assert [agent.exit_code for agent in made.agents] == [0, 0, 0]
@@ -131,8 +131,8 @@ def test_agents_found_a_job_train_end_well_and_leave_nothing():
 
 @pytest.mark.parametrize("both", [False, True])
 @pytest.mark.parametrize("machines", [3, 5])
-def test_a_node_whose_connection_breaks_as_the_job_ends_learns_how_it_ended(machines, both):
-    """It elected itself, and exited with 1."""
+def test_a_node_whose_connection_breaks_as_the_job_ends_learns_its_exit_code(machines, both):
+    """The node elected itself, and exited with 1."""
     with job(machines) as made:
         made.steps = max(worker.completed for worker in made.workers.values()) + 3
         made.until(lambda: made.stopped is not None, BOUND_S, "the job ends")
@@ -143,8 +143,8 @@ def test_a_node_whose_connection_breaks_as_the_job_ends_learns_how_it_ended(mach
         made.check_nothing_left()
 
 
-def test_nobody_learns_of_an_end_that_a_later_leader_may_not_know():
-    """The leader told its exit code to a node on its side of the cut, and the others chose another one, which went on."""
+def test_nodes_learn_of_an_end_only_if_every_later_leader_knows_it():
+    """The leader sent its exit code to a node on its side of a cut. The others elected another leader, and continued."""
     with job(4) as made:
         made.only_calm = False
         made.steps = max(worker.completed for worker in made.workers.values()) + 3
@@ -170,7 +170,7 @@ def test_an_end_does_not_wait_for_a_node_that_fails_with_it():
 @pytest.mark.parametrize("power", [False, True])
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_lost_agent_is_replaced_and_comes_back_as_a_spare(rank, power):
-    """That of rank 0 leads."""
+    """The agent of rank 0 is the leader."""
     with job() as made:
         made.only_calm = False
         whom = made.homes[rank]
@@ -187,8 +187,8 @@ def test_a_lost_agent_is_replaced_and_comes_back_as_a_spare(rank, power):
 
 
 @pytest.mark.parametrize("late_s", [0.0, 0.03])
-def test_what_a_node_reports_between_two_rejoins_of_a_term_reaches_the_leader(late_s, monkeypatch):
-    """The leader had its inventory, so that the next one did not count, and nothing but that was sent again."""
+def test_reports_of_a_node_between_two_rejoins_of_a_term_reach_the_leader(late_s, monkeypatch):
+    """The node sent only its inventory again, and the leader ignored it because it already had one."""
     honest, broken = Connections._take_in, []
 
     def take_in(connections, connection, join):
@@ -208,8 +208,8 @@ def test_what_a_node_reports_between_two_rejoins_of_a_term_reaches_the_leader(la
         made.settle(BOUND_S)
 
 
-def test_a_node_does_not_wait_for_an_answer_on_a_connection_of_which_the_leader_knows_no_more(monkeypatch):
-    """It rejoined, the leader's end broke, and it heard nothing of that: it was given up after a node timeout."""
+def test_a_node_does_not_wait_on_a_connection_that_is_broken_at_the_leaders_end(monkeypatch):
+    """It rejoined, and the leader's end broke without a sign to the node. The node was given up after a node timeout."""
     honest, broken = Connections._take_in, []
 
     def take_in(connections, connection, join):
@@ -230,12 +230,12 @@ def test_a_node_does_not_wait_for_an_answer_on_a_connection_of_which_the_leader_
 
 
 @pytest.mark.parametrize("steps", [6, 12])
-def test_a_new_leader_dials_a_node_again_that_knows_no_more_of_the_connection(steps):
-    """It waited for the end of the greeting for a node timeout, told the node nothing, and gave it up."""
+def test_a_new_leader_dials_again_if_a_connection_is_broken_at_the_nodes_end(steps):
+    """It waited a node timeout for the end of the greeting, sent the node nothing, and gave it up."""
     with job(9) as made:
         made.only_calm = False
         made.kill("n0")
-        made.until(lambda: made.leader[0].name != "n0", BOUND_S, "another one leads")
+        made.until(lambda: made.leader[0].name != "n0", BOUND_S, "another leader is elected")
         leader = made.leader[0]
         told = next(node for node in made.homes.values() if node not in {"n0", *leader.election.configuration.voters})
         made.until(lambda: open_between(made, leader.name, told), BOUND_S, "the leader dials a node that has no vote")
@@ -248,8 +248,8 @@ def test_a_new_leader_dials_a_node_again_that_knows_no_more_of_the_connection(st
         assert len(incident.losses) == 1
 
 
-def test_a_node_dials_a_leader_ever_more_rarely_whose_messages_break_the_connection(monkeypatch):
-    """Each message that waited cost a connection, one every 20 ms; and nobody said why."""
+def test_a_node_dials_less_often_if_the_leaders_messages_break_the_connection(monkeypatch):
+    """Each waiting message cost a connection, one every 20 ms, and no message gave the reason."""
     with job() as made:
         follower = made.agent_on("n1").member._replica
 
@@ -269,7 +269,7 @@ def test_a_node_dials_a_leader_ever_more_rarely_whose_messages_break_the_connect
         assert sum("it is of another version" in line for line in made.log) == 1
 
 
-def test_probes_of_a_connection_that_breaks_again_and_again_leave_none_open():
+def test_probes_of_a_connection_that_keeps_breaking_leave_none_open():
     with job() as made:
         for _ in range(8):
             made.network.reset(open_between(made, "n0", "n1")[-1], both=True)
@@ -278,7 +278,7 @@ def test_probes_of_a_connection_that_breaks_again_and_again_leave_none_open():
         assert len(open_between(made, "n0", "n1")) <= 3, "one for orders, and one each way for votes"
 
 
-def test_a_node_that_joins_a_later_leader_has_its_folder_in_that_of_the_run():
+def test_a_node_that_joins_a_later_leader_has_its_folder_in_the_runs_folder():
     with job(4, absent=["n3"]) as made:
         made.only_calm = False
         made.kill("n0")
@@ -292,7 +292,7 @@ def test_a_node_that_joins_a_later_leader_has_its_folder_in_that_of_the_run():
 
 @contextmanager
 def asked_without_authority():
-    """A job whose leader n0 is cut off from the voters n1 and n2 when n3 asks it to be admitted; and the cut."""
+    """Yield a job and a cut. The leader n0 is cut off from the voters n1 and n2 when n3 asks to join."""
     with job(4, absent=["n3"]) as made:
         made.only_calm = False
         cut = apart(made, ("n0", "n3"), ("n1", "n2"))
@@ -302,8 +302,8 @@ def asked_without_authority():
         yield made, cut
 
 
-def test_a_leader_without_authority_admits_nobody():
-    """Its successor would know neither the node nor its id, and give the id again."""
+def test_a_leader_without_authority_admits_no_node():
+    """Its successor would not know the node, and would use the node's id again."""
     with asked_without_authority() as (made, cut):
         made.sleep(0.5 * T)
         assert made.agent_on("n3").node is None
@@ -311,7 +311,7 @@ def test_a_leader_without_authority_admits_nobody():
         made.settle(BOUND_S)
 
 
-def test_a_node_does_not_wait_without_end_for_a_leader_that_fails_before_it_answers():
+def test_a_node_gives_up_a_leader_that_fails_before_it_answers():
     with asked_without_authority() as (made, cut):
         made.sleep(0.5)
         made.kill("n0", power=True)
@@ -320,8 +320,8 @@ def test_a_node_does_not_wait_without_end_for_a_leader_that_fails_before_it_answ
         assert made.agent_on("n3").node == "n3"
 
 
-def test_reports_of_a_node_that_a_rank_has_left_do_not_count():
-    """They can come after those of its new home, which has nothing new to report then: nothing was committed any more."""
+def test_reports_of_a_node_about_a_rank_that_has_left_do_not_count():
+    """They can arrive after the report of the rank's new node, which reports only changes: nothing was committed again."""
     with job() as made:
         leader = made.leader[0].member.leader
         other = next(agent for agent in made.living() if agent.member.leader is None and agent.node != made.homes[0])
@@ -332,10 +332,10 @@ def test_reports_of_a_node_that_a_rank_has_left_do_not_count():
 
 
 @pytest.mark.parametrize("later", [1, 3])
-def test_a_fetch_of_a_node_that_was_given_up_meanwhile_concerns_nobody_else(later):
-    """The node paused before it. The source keeps what the rank's present owner holds, which may be newer by then.
+def test_a_late_fetch_of_a_node_that_was_given_up_does_not_affect_other_nodes(later):
+    """The node paused before the fetch. Meanwhile, the source follows the rank's new owner, which may have newer versions.
 
-    As long as the source had that version, it replaced what the present owner held.
+    If the source still had the version, the fetch replaced the new owner's snapshots.
     """
     with job(4) as made:
         made.only_calm = False
@@ -344,14 +344,14 @@ def test_a_fetch_of_a_node_that_was_given_up_meanwhile_concerns_nobody_else(late
         made.until(lambda: made.homes[2] != lost, BOUND_S, "a spare takes the rank")
         paused = made.homes[2]
         (late,) = made.on(paused)
-        made.until(lambda: late.mode is Mode.RESTORING, BOUND_S, "the spare is to fetch the snapshot")
+        made.until(lambda: late.mode is Mode.RESTORING, BOUND_S, "the spare starts to fetch the snapshot")
         wanted = made.state.repair.resume
         made.pause(paused, hears=True)
         made.until(lambda: paused not in made.state.nodes, BOUND_S, "its node is given up")
         made.start(lost)
         made.until(lambda: made.homes[2] != paused, BOUND_S, "another node takes the rank")
         home = made.copies[made.homes[2]]
-        made.until(lambda: max(home.held(2), default=-1) == wanted + later, BOUND_S, "the rank goes on")
+        made.until(lambda: max(home.held(2), default=-1) == wanted + later, BOUND_S, "the rank continues")
         held = home.held(2)
         made.wake(paused)
         assert late.mode is not Mode.RESTORING
@@ -359,7 +359,7 @@ def test_a_fetch_of_a_node_that_was_given_up_meanwhile_concerns_nobody_else(late
         made.settle(BOUND_S)
 
 
-def test_all_machines_pause_together_and_lose_nothing():
+def test_a_pause_of_all_machines_costs_nothing():
     with job(5) as made:
         made.pause_all(10 * T)
         made.sleep(11 * T)

@@ -1,7 +1,7 @@
-"""Event loops in virtual time: one for each process, so that one process can pause, end, or be late, and the others go on.
+"""Event loops in virtual time, one for each process. So one process can pause, end or be late while others continue.
 
-A loop is asyncio's own, but for what waits: its clock is the simulation's, its selector knows simulated sockets only, and its
-executor calls functions in the loop itself, a little later.
+A loop is asyncio's, except for its waits: it uses the simulation's clock, its selector knows only simulated sockets, and
+its executor calls functions in the loop itself, a little later.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from network import Machine, SimSocket
 
 _TURN_S = 5e-6
-"""A turn of a loop takes this time."""
+"""The time that one turn of a loop takes."""
 _MAX_TURNS = 20_000
-"""Turns of loops in a row, while nothing else happens; with more, something goes round in circles."""
+"""The most turns of loops in a row without another event. More turns mean an endless loop."""
 
 
 class _Task(asyncio.Task[Any]):
-    """A task with a place in sets that does not depend on its address."""
+    """A task whose hash does not depend on its address, so that sets keep their order in each run."""
 
     def __init__(self, coroutine: Any, *, loop: VirtualLoop, **options: Any) -> None:
         loop.tasks_made += 1
@@ -47,7 +47,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self.tasks_made = 0
         self.set_task_factory(lambda loop, coroutine, **options: _Task(coroutine, loop=loop, **options))
         self.ended = False
-        """The process was killed: nothing of it runs any more."""
+        """Whether the process was killed."""
         self._readers: dict[SimSocket, asyncio.Handle] = {}
         self._writers: dict[SimSocket, asyncio.Handle] = {}
 
@@ -61,7 +61,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         return not self.ended and self.machine.runs
 
     def is_due(self) -> bool:
-        """Tell whether a turn would call anything."""
+        """Tell whether a turn would run a callback."""
         if self._ready or any(sock.readable for sock in self._readers) or any(sock.writable for sock in self._writers):
             return True
         due = self.due_at()
@@ -82,7 +82,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
             asyncio._set_running_loop(None)
 
     def inside(self, call: Callable[..., Any], *arguments: Any) -> Any:
-        """Call something as if a callback did."""
+        """Call a function as a callback of this loop."""
         asyncio._set_running_loop(self)
         try:
             return call(*arguments)
@@ -90,7 +90,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
             asyncio._set_running_loop(None)
 
     def bury(self) -> None:
-        """Run what is left of an ended process to its end, where nobody sees it, so that nothing is left half-way."""
+        """Run the tasks of an ended process to their end without effects, so that none is destroyed while pending."""
         self.ended = True
         alone = Clock()
         alone.now = self._clock_now.now
@@ -109,7 +109,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
             raise AssertionError(f"tasks of {self.name} do not end: {asyncio.all_tasks(self)}")
         self.close()
 
-    # --- what asyncio asks its selector --------------------------------------------------------------------------
+    # --- asyncio's selector --------------------------------------------------------------------------------------
 
     def select(self, _timeout: float | None) -> list[asyncio.Handle]:
         found = [handle for sock, handle in self._readers.items() if sock.readable]
@@ -125,7 +125,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def add_reader(self, fd: Any, callback: Callable[..., Any], *args: Any) -> None:
         sock = self._sock(fd)
-        assert not sock.closed, "a closed socket is watched"
+        assert not sock.closed, "a closed socket is registered"
         self._readers[sock] = asyncio.Handle(callback, args, self, None)
 
     def remove_reader(self, fd: Any) -> bool:
@@ -133,14 +133,14 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def add_writer(self, fd: Any, callback: Callable[..., Any], *args: Any) -> None:
         sock = self._sock(fd)
-        assert not sock.closed, "a closed socket is watched"
+        assert not sock.closed, "a closed socket is registered"
         self._writers[sock] = asyncio.Handle(callback, args, self, None)
 
     def remove_writer(self, fd: Any) -> bool:
         return _cancelled(self._writers.pop(self._sock(fd), None))
 
     def _sock(self, fd: Any) -> SimSocket:
-        """Return the socket, which may be given by its number."""
+        """Return the socket of a descriptor, or the socket itself."""
         return next(sock for sock in self.machine.sockets if sock.number == fd) if isinstance(fd, int) else fd
 
     async def sock_connect(self, sock: Any, address: tuple[str, int]) -> None:
@@ -172,7 +172,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         finally:
             remove(sock)
 
-    # --- threads, of which there are none ------------------------------------------------------------------------
+    # --- threads, replaced by callbacks --------------------------------------------------------------------------
 
     def run_in_executor(self, _executor: Any, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
         done = self.create_future()
@@ -199,7 +199,7 @@ def _cancelled(handle: asyncio.Handle | None) -> bool:
 
 
 class World(Clock):
-    """A clock that also moves while processes work."""
+    """A clock that also advances while processes work."""
 
     def run_next(self) -> None:
         when, _, what = heapq.heappop(self._heap)
@@ -208,7 +208,7 @@ class World(Clock):
 
 
 class Scheduler:
-    """Runs the loops, and what happens outside them, in the order of virtual time; what is due at once in a drawn order."""
+    """Runs loops and other events in the order of virtual time. Events of the same time run in a drawn order."""
 
     def __init__(self, clock: Clock, rng: random.Random) -> None:
         self.clock, self._rng = clock, rng
@@ -216,11 +216,11 @@ class Scheduler:
         self._turns = 0
 
     def run_one(self) -> bool:
-        """Run one turn of a loop that is due, else the next thing that happens. False: nothing will ever happen."""
+        """Run one turn of a due loop, or else the next event. Return False if no event is left."""
         due = [loop for loop in self.loops if loop.runs and loop.is_due()]
         if due:
             self._turns += 1
-            assert self._turns < _MAX_TURNS, f"{[loop.name for loop in due]} go round in circles"
+            assert self._turns < _MAX_TURNS, f"{[loop.name for loop in due]} run in an endless loop"
             (due[0] if len(due) == 1 else self._rng.choice(due)).turn()
             self.clock.now += _TURN_S
             return True
