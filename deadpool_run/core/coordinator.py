@@ -36,6 +36,7 @@ HANDLERS: dict[type[Event], Handler] = {
     ev.ReplicasReported: holders.reported,
     ev.CopyRefused: shortages.refused,
     ev.RefusedCopyTaken: shortages.taken,
+    ev.DeviceFailed: losses.device_failed,
     ev.FetchFailed: losses.fetch_failed,
     ev.WorkerStarted: reports.started,
     ev.WorkerStartFailed: losses.worker_ended,

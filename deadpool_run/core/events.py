@@ -86,6 +86,8 @@ class NodeResynced(Tagged):
     workers: tuple[WorkerFound, ...]
     discarded: tuple[Epoch, Version] = (_NO_EPOCH, Version(-1))
     holds: tuple[Rank, ...] = ()
+    failed_devices: tuple[tuple[int, str], ...] = ()
+    """As in `DeviceFailed`."""
 
 
 class SnapshotCommitted(Tagged):
@@ -119,6 +121,14 @@ class RefusedCopyTaken(Tagged):
 
     node: NodeId
     rank: Rank
+
+
+class DeviceFailed(Tagged):
+    """The driver of the node's machine reports that the GPU of this local rank failed."""
+
+    node: NodeId
+    local_rank: int
+    reason: str
 
 
 class FetchFailed(_OfWorkerInEpoch):
@@ -376,6 +386,7 @@ Event = (
     | ReplicasReported
     | CopyRefused
     | RefusedCopyTaken
+    | DeviceFailed
     | KillRequested
     | AgentKillRequested
     | DrainRequested

@@ -13,6 +13,8 @@ BAD_AFTER = 2
 CRASHES = 5
 """A node gets no new workers for a while after this many of its parked workers died within `CRASH_WINDOW_S`."""
 CRASH_WINDOW_S = 60.0
+_FOR_GOOD = 1 << 20
+"""Failures that no completed step makes up for."""
 _BAD_PLACES = 2
 """A node with this many bad places is bad as a whole."""
 NEVER_READY = 3
@@ -30,12 +32,21 @@ def condemn(state: State, node: NodeId, local_rank: int) -> None:
     state.failures.setdefault(node, {})[local_rank] = BAD_AFTER
 
 
+def note_device_failed(state: State, node: NodeId, local_rank: int) -> bool:
+    """Note that the place's GPU failed, for good: its rank may still complete a step. False if that is known."""
+    on_node = state.failures.setdefault(node, {})
+    is_new = on_node.get(local_rank, 0) < _FOR_GOOD
+    on_node[local_rank] = _FOR_GOOD
+    return is_new
+
+
 def note_steps(state: State) -> None:
     """Note that every rank has completed a step where it is."""
     state.never_ready.clear()
     for seat in state.seats if state.failures else ():
-        if seat.node in state.failures:
-            state.failures[seat.node].pop(seat.local_rank, None)
+        on_node = {} if seat.node is None else state.failures.get(seat.node, {})
+        if on_node.get(seat.local_rank, 0) < _FOR_GOOD:
+            on_node.pop(seat.local_rank, None)
 
 
 def note_crash(state: State, node: NodeId, now: float) -> None:

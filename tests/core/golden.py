@@ -160,13 +160,27 @@ class Run:
                 yield ev.SnapshotCommitted(numbers[0], self.state.epoch)
             case "nomemory":
                 yield ev.CopyRefused(plain[0], int(options["rank"]))
+            case "gpufailed":
+                yield ev.DeviceFailed(options.get("node", ONLY_NODE), numbers[0], text)
             case "takes":
                 yield ev.RefusedCopyTaken(plain[0], int(options["rank"]))
             case "holds":
                 held = tuple(int(version) for version in options.get("held", "").split(",") if version)
                 epoch = int(options.get("epoch", self.state.epoch))
                 yield ev.ReplicasReported(plain[0], int(options["rank"]), epoch, held)
-        if name in ("start", "fault", "drain", "stop", "join", "lose", "committed", "nomemory", "takes", "holds"):
+        if name in (
+            "start",
+            "fault",
+            "drain",
+            "stop",
+            "join",
+            "lose",
+            "committed",
+            "nomemory",
+            "takes",
+            "holds",
+            "gpufailed",
+        ):
             return
         words = Words(
             epoch=int(options.get("epoch", self.state.epoch)),

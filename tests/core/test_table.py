@@ -29,6 +29,7 @@ from deadpool_run.core.transitions import (
     ReplacementAssigned,
     trigger_of,
 )
+from deadpool_run.ids import ONLY_NODE
 
 SETTINGS = Settings(world_size=2, spares=1, hot_spares=True, max_restarts=1)
 MOST_STATES = 2000
@@ -83,6 +84,8 @@ EVENTS_OF_JOB = (
     ev.DrainRequested(node=""),
     ev.TimeAdvanced(),
     ev.CopyRefused("", 0),
+    ev.DeviceFailed(ONLY_NODE, 0, "XID 79"),
+    ev.DeviceFailed("elsewhere", 0, "XID 79"),
     ev.RefusedCopyTaken("", 0),
 )
 

@@ -1,5 +1,7 @@
 """What the conformance tests share: a world of ranks on the fake device, or on NCCL where there are two GPUs."""
 
+import contextlib
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -23,6 +25,15 @@ class Device:
             torch.cuda.set_device(member.rank % torch.cuda.device_count())
         self.place = choose.device_backend().place()
         member.new_registry()
+
+    @contextlib.contextmanager
+    def host(self):
+        """Send CPU tensors over Gloo in here: on the fake device, they are its own otherwise."""
+        if self.fake is not None:
+            self.fake.handles = lambda _: False
+        yield
+        if self.fake is not None:
+            del self.fake.handles
 
     def full(self, value, *shape):
         return torch.full(shape or (4,), float(value), device=self.place)

@@ -16,6 +16,7 @@ class Inventory:
     def __init__(self) -> None:
         self._found: dict[WorkerId, WorkerFound] = {}
         self._discarded = (Epoch(0), Version(-1))
+        self._failed_devices: dict[int, str] = {}
 
     def ordered(self, effect: Effect, capture_interval: int) -> None:
         """Record an order that is carried out. Who is given a rank begins with this interval."""
@@ -61,12 +62,15 @@ class Inventory:
                 self._change(worker, finished=True)
             case ev.WorkerExited(worker, code, signal):
                 self._change(worker, code=code, signal=signal)
+            case ev.DeviceFailed(_, local_rank, reason):
+                self._failed_devices[local_rank] = reason
             case _:
                 pass
 
     def report(self, node: NodeId, holds: tuple[Rank, ...]) -> NodeResynced:
         """Return the inventory as a fact, with the ranks of which the node's vault has anything."""
-        return NodeResynced(node, tuple(self._found.values()), self._discarded, holds)
+        devices = tuple(self._failed_devices.items())
+        return NodeResynced(node, tuple(self._found.values()), self._discarded, holds, devices)
 
     def _change(self, worker: WorkerId, **changes: object) -> None:
         if worker in self._found:

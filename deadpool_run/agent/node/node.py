@@ -13,6 +13,7 @@ from deadpool_run.agent.checkpoint.checkpointer import Checkpointers
 from deadpool_run.agent.checkpoint.participant import CheckpointParticipant
 from deadpool_run.agent.console import tell
 from deadpool_run.agent.node.assignment import Assignment, worker_environment
+from deadpool_run.agent.node.gpus import GpuWatch
 from deadpool_run.agent.node.inventory import Inventory
 from deadpool_run.agent.node.rehearsals import Rehearsals
 from deadpool_run.agent.processes.forkserver import ForkServer
@@ -24,6 +25,7 @@ from deadpool_run.core.effects import Effect
 from deadpool_run.core.events import (
     CaptureSkipped,
     CopyRefused,
+    DeviceFailed,
     Event,
     FetchFailed,
     LoopFinished,
@@ -93,6 +95,7 @@ class LocalNode:
         self.checkpointers = Checkpointers(forkserver, vault, timeout_s)
         self.participant = CheckpointParticipant(self.checkpointers, vault, self._report, self._captured)
         """This node's part in durable checkpoints."""
+        self._gpus = GpuWatch(spec.devices, os.environ.get("CUDA_VISIBLE_DEVICES"), self._gpu_failed)
         self.newest_durable: peers.Durable | None = None
         """The newest durable checkpoint of the job, as its leader has reported it."""
 
@@ -323,6 +326,7 @@ class LocalNode:
 
     def close(self) -> None:
         """Free all memory, after the last worker is gone."""
+        self._gpus.close()
         if self.copies is not None:
             self.copies.close()
         self.vault.close()
@@ -356,6 +360,9 @@ class LocalNode:
         if self._finished.get(rank) is waiting and self.copies is not None and self.copies.is_refused(rank):
             del self._finished[rank]
             self._report(Fact(waiting))
+
+    def _gpu_failed(self, local_rank: int, reason: str) -> None:
+        self._submit(DeviceFailed(self.here.node, local_rank, reason))
 
     def _report(self, report: NodeReport) -> None:
         self.above.report(report)  # to the leader of this moment

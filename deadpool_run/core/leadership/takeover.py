@@ -13,7 +13,7 @@ from deadpool_run.core import events as ev
 from deadpool_run.core.copies import buddies
 from deadpool_run.core.decision import Decision
 from deadpool_run.core.leadership import reconcile
-from deadpool_run.core.recovery.losses import remove_nodes
+from deadpool_run.core.recovery.losses import device_failed, remove_nodes
 from deadpool_run.core.state import Move
 from deadpool_run.core.transitions import JobPhase, MemberPhase
 from deadpool_run.ids import Epoch, NodeId, WorkerId
@@ -46,6 +46,8 @@ def _is_overdue(decision: Decision, move: Move, event: ev.Event) -> bool:
 
 def resynced_late(decision: Decision, event: ev.NodeResynced) -> None:
     """End workers of an earlier term on a node whose inventory comes late."""
+    for failed in _failed_devices(event):
+        device_failed(decision, failed)
     if event.node in decision.state.nodes:
         for found in event.workers:
             if (
@@ -54,6 +56,10 @@ def resynced_late(decision: Decision, event: ev.NodeResynced) -> None:
                 and found.worker < decision.state.term << TERM_BITS
             ):
                 reconcile.end_orphan(decision, reconcile.RankClaim(event.node, found))
+
+
+def _failed_devices(event: ev.NodeResynced) -> list[ev.DeviceFailed]:
+    return [ev.DeviceFailed(event.node, *each) for each in event.failed_devices]
 
 
 def _moved(decision: Decision, event: ev.CoordinatorMoved) -> bool:
@@ -96,6 +102,7 @@ def _note(decision: Decision, move: Move, event: ev.Event) -> None:
             move.holds[event.node] = event.holds
             move.discarded = max(move.discarded, event.discarded)
             move.waiting.remove(event.node)
+            move.deferred += _failed_devices(event)
         case ev.NodeLost() if event.node in decision.state.nodes:
             move.lost = {event.node: event.reason, **move.lost}
             move.waiting.discard(event.node)

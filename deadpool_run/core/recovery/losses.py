@@ -129,6 +129,14 @@ def fetch_failed(decision: Decision, event: ev.FetchFailed) -> None:
     repair.begin_epoch(decision, why)
 
 
+def device_failed(decision: Decision, event: ev.DeviceFailed) -> None:
+    """Avoid the GPU from now on. Its rank stays until it fails: an error of the driver is not always the end of a process."""
+    node = decision.state.nodes.get(event.node)
+    if node is not None and places.note_device_failed(decision.state, event.node, event.local_rank):
+        where = f"GPU {event.local_rank} of node {node.place.name}"
+        decision.announce(f"{where} failed, and is avoided", event.reason)
+
+
 def _note_failures(decision: Decision, fallen: list[repair.LostRank]) -> None:
     """Count the losses against their places, unless others are to blame, or the node is gone."""
     state = decision.state

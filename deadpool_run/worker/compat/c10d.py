@@ -29,10 +29,15 @@ def gloo_options(device: Any, *, threads: int, timeout: timedelta) -> Any:
 
 def plain_group(store: Store, rank: int, size: int, gloo: Any) -> ProcessGroup:
     """Return torch's own ProcessGroup over a Gloo backend."""
-    group = ProcessGroup(store, rank, size)
+    group = bare_group(store, rank, size)
     group._set_default_backend(ProcessGroup.BackendType.GLOO)  # noqa: SLF001
     group._register_backend(torch.device("cpu"), ProcessGroup.BackendType.GLOO, gloo)  # noqa: SLF001
     return group
+
+
+def bare_group(store: Store, rank: int, size: int) -> ProcessGroup:
+    """Return torch's own ProcessGroup without a backend."""
+    return ProcessGroup(store, rank, size)
 
 
 def backend_of(group: ProcessGroup, device: torch.device) -> Any:

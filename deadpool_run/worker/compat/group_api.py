@@ -28,9 +28,7 @@ def _refusal(what: str, instead: str = "") -> Callable[..., NoReturn]:
 
 
 class GroupApi(dist.ProcessGroup):
-    """The base of a group that has `inner`, torch's own group, while it is attached."""
-
-    inner: dist.ProcessGroup | None = None
+    """The base of a group whose collectives torch's own groups carry while it is attached."""
 
     # The registry rebuilds communicators, for all groups at once.
     supports_reconfigure = False
@@ -63,6 +61,18 @@ class GroupApi(dist.ProcessGroup):
         """Return whether the group's collectives on tensors of this device run on the device, and not on the host."""
         return False
 
+    def carriers(self) -> list[Any]:
+        """Return torch's own groups that carry the collectives now."""
+        return []
+
+    def own_device(self) -> torch.device:
+        """Return the device on which the library's own collectives over the group run."""
+        return torch.device("cpu")
+
+    def results_hold(self) -> bool:
+        """Return whether results are real or fake, as far as is known: an abort on a device leaves anything."""
+        return True
+
     def get_backend(self, device: torch.device) -> Any:
         """Return the backend of a device, as `_get_backend` does."""
         return self._get_backend(device)
@@ -79,6 +89,5 @@ class GroupApi(dist.ProcessGroup):
 
     def _add_ephemeral_timeout(self, timeout: timedelta) -> None:
         """Extend the timeout of the next collectives. Torch 2.14 and later call this."""
-        inner: Any = self.inner
-        if inner is not None:
-            inner._add_ephemeral_timeout(timeout)  # noqa: SLF001
+        for each in self.carriers():
+            each._add_ephemeral_timeout(timeout)  # noqa: SLF001

@@ -71,7 +71,8 @@ def reconfigure(communicator: Any, handles: list[str], timeout: timedelta) -> No
 
 
 def register(group: ProcessGroup, communicator: Any) -> None:
-    """Register the communicator for the group's CUDA tensors."""
+    """Register the communicator for the CUDA tensors of a group that has no other backend."""
+    group._set_default_backend(ProcessGroup.BackendType.NCCL)  # noqa: SLF001
     group._register_backend(torch.device("cuda"), ProcessGroup.BackendType.NCCL, communicator)  # noqa: SLF001
 
 

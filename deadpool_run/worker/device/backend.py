@@ -60,7 +60,7 @@ class DeviceBackend(Protocol):
         """Return a communicator that has no peers yet. `store` has keys of this group and epoch only."""
 
     def bind(self, group: ProcessGroup, communicator: Any) -> Any:
-        """Return the object whose methods issue collectives on the device. `group` is the one that has Gloo."""
+        """Return the object whose methods issue collectives on the device. `group` has no backend yet."""
 
     def connect(
         self, communicator: Any, store: Store, spec: GroupSpec, place: torch.device, timeout: timedelta

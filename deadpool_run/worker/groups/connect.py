@@ -1,5 +1,7 @@
 """Connects the groups of one epoch: a rendezvous of all members through the store, then Gloo's and the device's connections.
 
+In a job on a device, Gloo's connections of a group are left out until a member has needed them (`host.py`).
+
 The blocking part runs in a helper thread. If another member dies, the caller is freed at once. The helper ends at the
 latest at the timeout, and frees what it has opened. Members connect only after all of them have announced themselves. So
 the blocking part is short, and no member connects to a peer that still severs the last epoch's connections.
@@ -38,15 +40,20 @@ class _Member(Untagged):
 
     endpoint: tuple[str, int]
     groups: list[str]
+    host: bool = True
+    """Whether it has needed Gloo for a group on the device."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class EpochGroup:
     """A group's communicators in one epoch."""
 
-    group: ProcessGroup
+    host: ProcessGroup | None = None
+    """Torch's own group, which carries CPU tensors over Gloo; None until a member needs it."""
     channel: Channel | None = None
     """Its communicator on the device, if there is one."""
+    need_host: "Callable[[EpochGroup], ProcessGroup] | None" = None
+    """Connects `host`, and returns it. Raises `AttachError`."""
 
 
 Source = Store | Callable[[], Store]
@@ -109,8 +116,14 @@ class ConnectAttempt:
         timeout: timedelta,
         *,
         on_abort: Callable[[ChannelsEnd], None],
+        host: bool = True,
     ) -> None:
-        """`on_abort` gets the aborts of communicators on the device that will not be used."""
+        """`on_abort` gets the aborts of communicators on the device that will not be used.
+
+        Without `host`, Gloo is left out of groups on the device, unless another member of the rendezvous wants it.
+        """
+        self.host = host
+        """Whether groups on the device get Gloo's connections, too."""
         self._gloo_device = gloo_device
         self._device = device
         self._place = None if device is None else device.place()  # of the caller's thread
@@ -192,7 +205,7 @@ class ConnectAttempt:
     def _meet(self, store: Store) -> tuple[gloo.Endpoint, ...]:
         """Announce this process and wait for all members; return the addresses of their devices."""
         prefix, rank, size = self._rendezvous.prefix, self._rendezvous.rank, self._rendezvous.size
-        mine = _Member(self._gloo_device.endpoint, [spec.group for spec in self._specs])
+        mine = _Member(self._gloo_device.endpoint, [spec.group for spec in self._specs], self.host)
         with self._lock:
             self._check_time()
             self._is_waiting = True
@@ -222,6 +235,7 @@ class ConnectAttempt:
                     f"ranks {missing} are members of the group {spec.group!r}, but have not created it.\n"
                     "Create every group during set-up or in the first two steps, so that a replacement creates it too."
                 )
+        self.host = any(member.host for member in members)
         return tuple(member.endpoint for member in members)
 
     def _end_rendezvous(self) -> None:
@@ -230,6 +244,8 @@ class ConnectAttempt:
             self._rendezvous.connections.store.set(f"{self._rendezvous.prefix}/@go", _CANCELLED)
 
     def _connect(self, store: Store, spec: GroupSpec) -> EpochGroup:
+        if spec.on_device and not self.host:
+            return EpochGroup()
         prefixed = PrefixStore(f"{self._rendezvous.prefix}/{spec.group}", store)
         size = len(spec.ranks)
         backend = self._gloo_device.connect(
@@ -250,13 +266,14 @@ class ConnectAttempt:
                 continue
             prefixed = PrefixStore(f"{self._rendezvous.prefix}/{spec.group}/device", store)
             communicator = device.create(prefixed, spec, self._place)
-            channel = Channel(communicator, device.bind(group.group, communicator))
+            bare = c10d.bare_group(prefixed, spec.rank, len(spec.ranks))
+            channel = Channel(communicator, device.bind(bare, communicator))
             with self._lock:
                 self._channels.append(channel)
             self._check_time()
             store.set_timeout(self._left())  # libraries wait for their peers' keys
             device.connect(communicator, prefixed, spec, self._place, self._left())
-            connected.append(EpochGroup(group.group, channel))
+            connected.append(EpochGroup(group.host, channel))
         store.set_timeout(c10d.STORE_TIMEOUT)
         return connected
 

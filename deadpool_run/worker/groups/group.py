@@ -31,7 +31,7 @@ _UNSLICED = frozenset(
 
 
 class Group(GroupApi):
-    """A deadpool group. `inner` is None while its collectives are fake.
+    """A deadpool group. `inner`, its communicators, is None while its collectives are fake.
 
     torch's C++ code calls the collectives of a Python group by name, and reads its name, rank and size.
     """
@@ -40,7 +40,7 @@ class Group(GroupApi):
         super().__init__(spec.rank, len(spec.ranks))  # type: ignore[call-arg] # the stub lacks this constructor
         self.registry = registry
         self.spec = spec
-        self.inner: dist.ProcessGroup | None = None
+        self.inner: EpochGroup | None = None
         self.generation = 0
         """The registry's generation of communicators; a work belongs to the one on which it was issued."""
         self.destroyed = False
@@ -55,8 +55,7 @@ class Group(GroupApi):
     def attach(self, inner: EpochGroup, generation: int) -> None:
         """Use these communicators from now on."""
         self.generation = generation
-        self._epoch = inner
-        self.inner = inner.group
+        self._epoch = self.inner = inner
 
     def detach(self) -> EpochGroup | None:
         """Give fake results from now on; return the communicators, which the caller must end and free."""
@@ -69,9 +68,13 @@ class Group(GroupApi):
         epoch = self._epoch
         return None if epoch is None else epoch.channel
 
+    def holds(self, epoch: EpochGroup) -> bool:
+        """Return whether these are the group's communicators now."""
+        return self._epoch is epoch
+
     def uncover(self) -> None:
         """Use the communicators again after a time without `inner`, unless they were detached meanwhile."""
-        self.inner = None if self._epoch is None else self._epoch.group
+        self.inner = self._epoch
 
     # --- collectives -----------------------------------------------------------------------------------------------
 
@@ -160,7 +163,7 @@ class Group(GroupApi):
     def _start_coalescing(self, device: torch.device) -> None:
         coalescing = self._coalescing
         if not self.runs_on(device):
-            coalescing.inner = self.inner
+            coalescing.inner = self._host()
             if coalescing.inner is None:
                 self.registry.note_fake()
             else:
@@ -216,20 +219,44 @@ class Group(GroupApi):
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """See `torch.distributed.monitored_barrier`. It exists to report a timeout, so it raises one."""
-        inner: Any = self.inner
-        if inner is None:
+        host: Any = self._host()
+        if host is None:
             self.registry.note_fake()
             return
         self.registry.count_issued()
         try:
-            inner.monitored_barrier(timeout, wait_all_ranks)
+            host.monitored_barrier(timeout, wait_all_ranks)
         except RuntimeError as error:
             self.registry.failed(error, "monitored_barrier", self.generation, may_time_out=True)
         self.registry.count_waited()
 
+    def _host(self) -> dist.ProcessGroup | None:
+        """Return torch's own group for CPU tensors; None while results are fake."""
+        inner = self.inner
+        if inner is None or inner.host is not None:
+            return None if inner is None else inner.host
+        return self.registry.connect_host(self, inner)
+
     def runs_on(self, device: torch.device) -> bool:
         """See `GroupApi.runs_on`."""
         return self._device is not None and self._device.handles(device)
+
+    def own_device(self) -> torch.device:
+        """See `GroupApi.own_device`."""
+        return torch.device("cpu") if self._device is None else self._device.place()
+
+    def results_hold(self) -> bool:
+        """See `GroupApi.results_hold`."""
+        registry = self.registry
+        return self._device is None or registry.playback is not None or not registry.step_failed
+
+    def carriers(self) -> list[Any]:
+        """See `GroupApi.carriers`."""
+        epoch = self.inner
+        if epoch is None:
+            return []
+        targets = [epoch.host, None if epoch.channel is None else epoch.channel.target]
+        return [each for each in targets if isinstance(each, dist.ProcessGroup)]
 
     # --- called by torch ---------------------------------------------------------------------------------------------
 
@@ -238,13 +265,14 @@ class Group(GroupApi):
             return c10d.fake_backend(self.spec.rank, len(self.spec.ranks))
         if self.runs_on(device) and (channel := self.channel) is not None:
             return channel.communicator
-        return c10d.backend_of(self.inner, device)
+        host = self._host()
+        return c10d.fake_backend(self.spec.rank, self.size()) if host is None else c10d.backend_of(host, device)
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Set the timeout of later collectives, in this epoch and later ones."""
         self.spec = replace(self.spec, timeout=timeout)
-        if self.inner is not None:
-            c10d.backend_of(self.inner, torch.device("cpu")).set_timeout(timeout)
+        if self.inner is not None and self.inner.host is not None:
+            c10d.backend_of(self.inner.host, torch.device("cpu")).set_timeout(timeout)
 
     def shutdown(self) -> None:
         """Free the group, because the script destroyed it."""
@@ -343,8 +371,12 @@ def _method(collective: Collective, target: str) -> Callable[..., Any]:
         device = self._device
         if device is not None and _is_for(device, collective, parts):
             return self.issue_on_device(target, collective, args, kwargs, parts)
+        host = inner.host
+        if host is None and (host := registry.connect_host(self, inner)) is None:
+            registry.count_waited()
+            return self.pretend(collective, parts)
         try:
-            work = getattr(inner, target)(*args, **kwargs)
+            work = getattr(host, target)(*args, **kwargs)
         except RuntimeError as error:
             if self.refused_peer(collective, parts):
                 raise

@@ -7,12 +7,14 @@ from collections.abc import Callable
 from typing import Any, NoReturn, Protocol
 
 from torch import Tensor
+from torch.distributed import ProcessGroup
 
 from deadpool_run.errors import RefusedError
 from deadpool_run.vault.status_page import RankEntry
 from deadpool_run.worker.device.backend import DeviceBackend
 from deadpool_run.worker.device.run_ahead import RunAhead
 from deadpool_run.worker.groups.collectives import Collective, Parts
+from deadpool_run.worker.groups.connect import EpochGroup
 from deadpool_run.worker.groups.marks import DIFFERENT, Marks
 from deadpool_run.worker.groups.transcript import Transcript
 from deadpool_run.worker.groups.waits import WaitCancellation, WaitThreads
@@ -127,6 +129,10 @@ class GroupOwner(ABC):
         `device` has raised the error; None: Gloo. A failure on communicators of an older generation says nothing about the
         present ones.
         """
+
+    @abstractmethod
+    def connect_host(self, group: Any, epoch: EpochGroup) -> ProcessGroup | None:
+        """Return the group's Gloo connections in a job on a device, made first if need be; None if a peer was lost."""
 
     @abstractmethod
     def forget(self, group: Any) -> None:

@@ -13,7 +13,7 @@ from datetime import timedelta
 from enum import Enum
 from typing import Any
 
-from torch.distributed.distributed_c10d import Store
+from torch.distributed.distributed_c10d import ProcessGroup, Store
 
 from deadpool_run.errors import AttachError
 from deadpool_run.vault.status_page import RankEntry
@@ -23,6 +23,7 @@ from deadpool_run.worker.device.channel import Channel, ChannelsEnd, quiesce, re
 from deadpool_run.worker.device.choose import device_backend
 from deadpool_run.worker.groups import connect, gloo
 from deadpool_run.worker.groups.group import Group
+from deadpool_run.worker.groups.host import HostMesh
 from deadpool_run.worker.groups.owner import GroupOwner
 from deadpool_run.worker.groups.transcript import Transcript
 
@@ -66,6 +67,9 @@ class Registry(GroupOwner):
         self._worlds = 0
         self._peers: tuple[gloo.Endpoint, ...] | None = None
         self._connecting: connect.ConnectAttempt | None = None
+        self._host_mesh: HostMesh | None = None
+        self._host_used = self.device is None
+        """Whether an attach connects Gloo for groups on the device, too."""
         self._retired: list[connect.EpochGroup] = []
         self._leaving: list[Channel] = []  # of groups that the script destroys just now
         self._aborts: list[ChannelsEnd] = []
@@ -130,10 +134,16 @@ class Registry(GroupOwner):
             return
         self.state = GroupState.DRAINING
         detached = [epoch for group in self.groups if (epoch := group.detach()) is not None]
+        self._end_host_mesh()
         self._retire(detached)
         if self._gloo_device is not None and self._peers is not None:
             self._gloo_device.sever(self._peers)
         self.cancellation.schedule(self.generation)
+
+    def _end_host_mesh(self) -> None:
+        if (mesh := self._host_mesh) is not None:
+            self._host_used = self._host_used or mesh.is_used
+            mesh.end(_LOST_MEANWHILE)
 
     def find_failure(self) -> bool:
         """Start a drain if the device's library has found a failure by itself: such a collective ends, and leaves garbage.
@@ -179,7 +189,7 @@ class Registry(GroupOwner):
             return unended
         with self._lock:
             retired, self._retired = self._retired, []
-        self._free(retired)
+        self.wait_threads.free(retired, _FREE_S)
         return ""
 
     def _wait_aborted(self, deadline: float) -> str:
@@ -191,22 +201,6 @@ class Registry(GroupOwner):
         channels = [channel for abort in aborts for channel in abort.channels]
         del self._aborts[: len(aborts)]
         return release(self.device, channels).wait(deadline) if self.device is not None else ""
-
-    def _free(self, inners: list[Any]) -> None:
-        """Free communicators in another thread, which joins Gloo's threads, and wait a limited time for it.
-
-        Never under the lock, which callbacks on Gloo's threads may need.
-        """
-        if not any(inners):
-            return
-        freed = threading.Event()
-
-        def free() -> None:
-            inners.clear()
-            freed.set()
-
-        self.wait_threads.start(free)
-        freed.wait(_FREE_S)
 
     # --- attaching -------------------------------------------------------------------------------------------------
 
@@ -226,7 +220,7 @@ class Registry(GroupOwner):
             raise AttachError(f"communicators of the last epoch are not free: {unended}")
         rendezvous = self._open(store, prefix)
         groups = list(self.groups)
-        with self._attempt(rendezvous, [group.spec for group in groups], timeout) as attempt:
+        with self._attempt(rendezvous, [group.spec for group in groups], timeout, host=self._host_used) as attempt:
             if cancelled():
                 raise AttachError(_LOST_MEANWHILE)
             inners = attempt.run(None)
@@ -236,7 +230,9 @@ class Registry(GroupOwner):
                 self.generation += 1
                 for group, inner in zip(groups, inners, strict=True):
                     group.attach(inner, self.generation)
-                self._peers = attempt.peers
+                self._met(attempt)
+                for group, inner in zip(groups, inners, strict=True):
+                    self._add_host(group.spec, inner)
                 self._reset_counts()
                 self.state = GroupState.ATTACHED
                 self.step_failed = False
@@ -244,12 +240,12 @@ class Registry(GroupOwner):
 
     @contextmanager
     def _attempt(
-        self, rendezvous: connect.Rendezvous, specs: list[GroupSpec], timeout: timedelta
+        self, rendezvous: connect.Rendezvous, specs: list[GroupSpec], timeout: timedelta, *, host: bool
     ) -> Iterator[connect.ConnectAttempt]:
-        """Yield an attempt to connect groups, which `abort` cancels."""
+        """Yield an attempt to connect groups, which `abort` cancels. `host`: see `ConnectAttempt`."""
         self._gloo_device = self._gloo_device or gloo.Device()
         attempt = connect.ConnectAttempt(
-            self._gloo_device, self.device, rendezvous, specs, timeout, on_abort=self._aborts.append
+            self._gloo_device, self.device, rendezvous, specs, timeout, on_abort=self._aborts.append, host=host
         )
         with self._lock:
             self._connecting = attempt
@@ -262,6 +258,28 @@ class Registry(GroupOwner):
             with self._lock:
                 self._connecting = None
 
+    def _met(self, attempt: connect.ConnectAttempt) -> None:
+        """Use what the rendezvous of an epoch has told."""
+        self._peers, self._host_used = attempt.peers, attempt.host
+        if self.device is not None:
+            assert self._gloo_device is not None
+            assert self._rendezvous is not None
+            self._end_host_mesh()  # of a world that the script has destroyed
+            self._host_mesh = HostMesh(self._gloo_device, self._rendezvous, attempt.peers, wanted=self._host_used)
+
+    def _add_host(self, spec: GroupSpec, inner: connect.EpochGroup) -> None:
+        if inner.host is None and self._host_mesh is not None:
+            self._host_mesh.add(spec, inner)
+
+    def connect_host(self, group: Group, epoch: connect.EpochGroup) -> ProcessGroup | None:
+        """See `GroupOwner.connect_host`."""
+        assert epoch.need_host is not None
+        try:
+            return epoch.need_host(epoch)
+        except AttachError as error:
+            self._lost(f"group {group.group_name!r}: {error}", lambda: group.holds(epoch))
+            return None
+
     def shut_down(self) -> None:
         """Free every communicator, at the end of the process or the job; later results are fake.
 
@@ -270,6 +288,8 @@ class Registry(GroupOwner):
         if self.device is not None and self.state is GroupState.ATTACHED and not self.step_failed:
             self._end_in_order(self.device)
         self._free_retired(_END_S)
+        if self._host_mesh is not None:
+            self._host_mesh.join(_FREE_S)
         self.groups.clear()
         self._gloo_device = self._connections = None
 
@@ -304,6 +324,7 @@ class Registry(GroupOwner):
         with self._lock:
             self.groups.append(group)
             if inner is not None and self.state is GroupState.ATTACHED:
+                self._add_host(spec, inner)
                 group.attach(inner, self.generation)
             elif inner is not None:  # a drain began meanwhile
                 self._retire([inner])
@@ -315,31 +336,40 @@ class Registry(GroupOwner):
         Raises `AttachError` for the world's own group: without it there is nothing to drain.
         """
         assert self._rendezvous is not None
+        host = self._host_used if world else self.device is None  # members of a new group may differ in what they know
         try:
-            with self._attempt(self._rendezvous, [spec], spec.timeout) as attempt:
+            with self._attempt(self._rendezvous, [spec], spec.timeout, host=host) as attempt:
                 (inner,) = attempt.run(None if world else self._peers)
         except AttachError as error:
             if world:
                 raise
-            with self._lock:
-                first = self.state is GroupState.ATTACHED
-                self._drain()
-                self.step_failed = True
-            if first:
-                self.on_failure(f"new_group: {error}")
-            self.hold()
+            self._lost(f"new_group: {error}")
             return None
         if world:
-            self._peers = attempt.peers
+            with self._lock:
+                self._met(attempt)
         return inner
+
+    def _lost(self, why: str, is_of_this_epoch: Callable[[], bool] = lambda: True) -> None:
+        """Start a drain, because communicators could not be connected."""
+        with self._lock:
+            first = self.state is GroupState.ATTACHED and is_of_this_epoch()
+            if first:
+                self._drain()
+            self.step_failed = True
+        if first:
+            self.on_failure(why)
+        self.hold()
 
     def forget(self, group: Group) -> None:
         """Free a group that the script destroyed."""
         with self._lock:
             if group in self.groups:
                 self.groups.remove(group)
-            inners = [group.detach()]
-            channel = None if inners[0] is None else inners[0].channel
+            inner = group.detach()
+            inners, channel = [inner], None if inner is None else inner.channel
+            if inner is not None and self._host_mesh is not None:
+                self._host_mesh.remove(inner)
             if channel is not None:
                 self._leaving.append(channel)  # until it has ended, a drain can still abort it
         if channel is not None:
@@ -348,7 +378,7 @@ class Registry(GroupOwner):
             end.wait(time.monotonic() + group.spec.timeout.total_seconds())
             with self._lock:
                 self._leaving.remove(channel)
-        self._free(inners)
+        self.wait_threads.free(inners, _FREE_S)
 
     def place(self, store: Store, prefix: str, *, attached: bool) -> None:
         """Set where groups created from now on meet, and whether they connect."""

@@ -9,6 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from queue import SimpleQueue
+from typing import Any
 
 _GRACE_S = 0.05
 """From severing the connections until unfinished waits are cancelled. Gloo ends most within 1 ms, and never ends those
@@ -32,6 +33,22 @@ class WaitThreads:
             queue = SimpleQueue()
             threading.Thread(target=self._serve, args=(queue,), name="deadpool-wait", daemon=True).start()
         queue.put(task)
+
+    def free(self, communicators: list[Any], timeout_s: float) -> None:
+        """Free communicators in another thread, which joins Gloo's threads, and wait a limited time for it.
+
+        Never under a lock that callbacks on Gloo's threads may need.
+        """
+        if not any(communicators):
+            return
+        freed = threading.Event()
+
+        def free() -> None:
+            communicators.clear()
+            freed.set()
+
+        self.start(free)
+        freed.wait(timeout_s)
 
     def _serve(self, queue: SimpleQueue[Task]) -> None:
         while True:

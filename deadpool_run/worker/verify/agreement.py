@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor
 
 from deadpool_run.ids import Version
 from deadpool_run.text import shortened
+from deadpool_run.worker.compat.group_api import GroupApi
 from deadpool_run.worker.state.digest import digest, digest_all, sampled
 from deadpool_run.worker.state.state import Protected
 
@@ -119,9 +120,11 @@ class Agreement:
 
 def any_rank(flag: bool) -> bool:
     """Return whether the flag is set on any rank of the world. Collective."""
-    flags = torch.tensor([int(flag)])
+    world = dist.GroupMember.WORLD
+    flags = torch.tensor([int(flag)], device=_device_of(world))
     dist.all_reduce(flags, op=dist.ReduceOp.MAX)
-    return bool(flags.item())
+    any_set = bool(flags.item())
+    return any_set if _holds(world) else flag
 
 
 def _groups_of(tensor: Tensor, ddp: Any) -> list[Any]:
@@ -136,6 +139,19 @@ def _groups_of(tensor: Tensor, ddp: Any) -> list[Any]:
 
 
 def _gathered(row: Tensor, group: Any) -> list[list[int]]:
-    rows = [torch.zeros_like(row) for _ in range(group.size())]
-    dist.all_gather(rows, row, group=group)
-    return [each.tolist() for each in rows]
+    """Return the row of each member; this rank's own for all if a rank was lost meanwhile."""
+    here = row.to(_device_of(group))
+    rows = [torch.zeros_like(here) for _ in range(group.size())]
+    dist.all_gather(rows, here, group=group)
+    found = [each.tolist() for each in rows]
+    return found if _holds(group) else [row.tolist()] * len(rows)
+
+
+def _device_of(group: Any) -> torch.device:
+    """Return the device that carries the group's collectives: Gloo's connections may not be needed otherwise."""
+    return group.own_device() if isinstance(group, GroupApi) else torch.device("cpu")
+
+
+def _holds(group: Any) -> bool:
+    """Return whether results can be used. Ask when they have been read."""
+    return group.results_hold() if isinstance(group, GroupApi) else True

@@ -7,7 +7,7 @@ from kit.invariants import check_invariants
 from msgspec import structs
 from test_table import NOW, SETTINGS, states, stepped
 
-from deadpool_run.core import coordinator
+from deadpool_run.core import coordinator, places
 from deadpool_run.core import effects as do
 from deadpool_run.core import events as ev
 from deadpool_run.core.copies import holders
@@ -52,6 +52,18 @@ def as_known(state: State) -> list[ev.WorkerFound]:
 
 def moved_states() -> list[State]:
     return [state for state in states() if state.phase not in (JobPhase.NEW, JobPhase.STOPPED)]
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_a_new_leader_hears_of_gpus_that_failed(is_late):
+    """Its log may lack what the driver reported to the last one."""
+    for state in moved_states():
+        found = ev.NodeResynced(NODE, tuple(as_known(state)), failed_devices=((1, "XID 79"),))
+        moved = [ev.CoordinatorMoved(7, NODE), structs.replace(found, failed_devices=())] if is_late else []
+        after, orders = step(state, *(moved or [ev.CoordinatorMoved(7, NODE)]), found)
+        if after.phase is not JobPhase.STOPPED:
+            assert places.is_bad(after, NODE, 1)
+            assert any(isinstance(order, do.Announce) and order.reason == "XID 79" for order in orders)
 
 
 def test_a_move_to_what_was_known_keeps_every_survivor():

@@ -117,6 +117,7 @@ def creating(member, kind):
 
     def lose():
         creates.wait(20)
+        member.meet("creating")  # an abort would cut a connection that the peer still makes
         registry.abort()
         lost.set()  # after the abort: it must not wait for the communicator
 

@@ -1,10 +1,13 @@
 """What needs no device: NCCL's settings and errors, and in torch's CUDA build its classes, signatures and options."""
 
+import ctypes
 import json
+import mmap
 import os
 import subprocess
 import sys
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,13 +15,14 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d as native
 from torch.distributed import _symmetric_memory
 
-from deadpool_run.errors import ScriptError
+from deadpool_run.errors import Blame, ScriptError
 from deadpool_run.vault.status_page import DeviceLibrary
 from deadpool_run.view.collectives import expected
 from deadpool_run.worker.compat import nccl as compat
 from deadpool_run.worker.device import choose
 from deadpool_run.worker.device.backend import GroupSpec
 from deadpool_run.worker.device.nccl import SETTINGS, Nccl
+from deadpool_run.worker.process.blame import blame
 
 in_the_cuda_build = pytest.mark.skipif(
     not dist.is_nccl_available(), reason="needs torch's CUDA build: make test-cuda-wheel"
@@ -104,6 +108,49 @@ def test_the_legacy_class_takes_our_arguments_and_looks_for_a_gpu():
     assert made.config.blocking == 0
 
 
+def library(name):
+    """Load a library of NVIDIA's that the CUDA build of torch brings with it."""
+    (path,) = (path for path in Path(torch.__file__).parents[1].glob(f"nvidia/*/lib/{name}.so*"))
+    return path, ctypes.CDLL(str(path))
+
+
+@in_the_cuda_build
+def test_nccls_own_texts_say_whose_an_error_is():
+    """ncclSystemError and ncclRemoteError; not those of CUDA, of the library, of arguments, and of usage."""
+    _, nccl = library("libnccl")
+    nccl.ncclGetErrorString.restype = ctypes.c_char_p
+    texts = {code: nccl.ncclGetErrorString(code).decode() for code in range(1, 7)}
+    lost = {code for code, text in texts.items() if Nccl().is_peer_failure(dist.DistBackendError(text))}
+    assert lost == {2, 6}, texts
+    assert texts[6] in LOST[0]
+    assert texts[2] in LOST[1]
+    assert texts[5] in THE_SCRIPTS[0]
+    assert texts[1] in THE_SCRIPTS[1]
+    assert texts[4] in THE_SCRIPTS[3]
+
+
+@in_the_cuda_build
+@pytest.mark.parametrize(
+    ("code", "is_device"), [(46, True), (214, True), (220, True), (2, False), (700, False), (719, False)]
+)
+def test_cudas_own_texts_say_whether_a_gpu_failed(code, is_device):
+    """Of cudaErrorDevicesUnavailable, ...ECCUncorrectable and ...NvlinkUncorrectable; out of memory, and a kernel's errors."""
+    _, cuda = library("libcudart")
+    cuda.cudaGetErrorString.restype = ctypes.c_char_p
+    text = f"CUDA error: {cuda.cudaGetErrorString(code).decode()}"
+    assert (blame(RuntimeError(text)) is Blame.DEVICE) is is_device, text
+
+
+@in_the_cuda_build
+def test_torch_and_nccl_read_every_setting():
+    torch_cuda = Path(torch.__file__).parent / "lib" / "libtorch_cuda.so"
+    nccl, _ = library("libnccl")
+    for name in SETTINGS:
+        path = nccl if name.startswith("NCCL_") else torch_cuda
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            assert content.find(name.encode() + b"\0") >= 0, f"{path.name} does not know {name}"
+
+
 @in_the_cuda_build
 @pytest.mark.parametrize(
     "name", ["abort", "shutdown", "get_error", "eager_connect_single_device", "_start_coalescing", "_end_coalescing"]
@@ -115,8 +162,9 @@ def test_the_legacy_class_has_what_we_call(name):
 WITHOUT_A_DRIVER = """
 import json, os, sys
 from datetime import timedelta
+import torch
 import torch.distributed as dist
-from deadpool_run.worker.compat import nccl
+from deadpool_run.worker.compat import c10d, nccl
 from deadpool_run.worker.device.backend import GroupSpec
 from deadpool_run.worker.device.nccl import Nccl2
 
@@ -126,8 +174,16 @@ def refusal(handles):
     except Exception as error:
         return str(error).partition("\\n")[0]
 
+def without_gloo():
+    try:
+        bare._get_backend(torch.device("cpu"))
+    except RuntimeError as error:
+        return str(error).partition("\\n")[0]
+
 spec = GroupSpec("g", 1, (0, 1), timedelta(seconds=5))
 made = nccl.reconfigurable(dist.HashStore(), 1, 2, Nccl2()._options(spec))
+bare = c10d.bare_group(dist.HashStore(), 1, 2)
+assert Nccl2().bind(bare, made) is bare
 mine = made.get_reconfigure_handle()
 print(json.dumps({
     "reconfigures": [made.options.enable_reconfigure, made.supports_reconfigure],
@@ -136,6 +192,7 @@ print(json.dumps({
     "not a member": refusal(["nccl2:0:-1:1:"]),
     "twice": refusal([mine, mine]),
     "no peer": refusal(["nccl2:0:-1:1:", mine]),
+    "binds": [bare._get_backend(torch.device("cuda")) is made, without_gloo()],
     "calls": [name for name in ("abort", "shutdown", "get_error", "_start_coalescing") if callable(getattr(made, name))],
 }))
 sys.stdout.flush()
@@ -156,6 +213,8 @@ def test_the_reconfigurable_class_is_made_without_a_gpu_and_looks_for_its_peers(
     assert "not part of the new communicator" in told["not a member"]
     assert "must be unique" in told["twice"]
     assert "timeout" in told["no peer"].lower()  # rank 0 has put no unique id into the store: the deadline holds
+    assert told["binds"][0] is True
+    assert "No backend type associated with device type cpu" in told["binds"][1]
     assert len(told["calls"]) == 4
 
 

@@ -139,7 +139,7 @@ def forget_works(member):
         seen.append(weakref.ref(future_of))
         del tensor, work, future_of
     dist.barrier()
-    group.inner.allreduce([torch.ones(1)]).wait()
+    group.inner.host.allreduce([torch.ones(1)]).wait()
     member.registry.shut_down()  # Gloo's queue holds works until its threads are done with them
     gc.collect()
     return [ref() is not None for ref in seen]
