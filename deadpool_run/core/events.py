@@ -310,6 +310,14 @@ class KillRequested(Tagged):
     """The spare to fail; then the rank has no meaning."""
 
 
+class SlowRequested(Tagged):
+    """A user injects a fault into the worker of a rank: for a time it takes `factor` times as long for everything."""
+
+    rank: Rank
+    factor: float
+    for_s: float
+
+
 class AgentKillRequested(Tagged):
     """A user injects a fault into a node: the end of its agent."""
 
@@ -377,6 +385,7 @@ Event = (
     | CopyRefused
     | RefusedCopyTaken
     | KillRequested
+    | SlowRequested
     | AgentKillRequested
     | DrainRequested
     | StopRequested

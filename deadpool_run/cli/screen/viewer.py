@@ -2,6 +2,7 @@
 
 import os
 import signal
+from collections.abc import Collection
 from datetime import UTC, datetime
 
 from rich.console import Console
@@ -58,12 +59,7 @@ class _Viewer:
                 return min(ending)
             if signal.SIGINT in signals:
                 return None
-            if signal.SIGTSTP in signals:
-                terminal.stop()
-            elif signal.SIGCONT in signals:
-                terminal.take()
-            if signal.SIGWINCH in signals:
-                terminal.redraw()
+            _obey(signals, terminal)
             if feed.fd in ready:
                 self._take(feed)
             keys: list[str] = []
@@ -112,6 +108,16 @@ class _Viewer:
 
     def _log(self, rank: int, most: int) -> list[str]:
         return log_lines(self._run.run_dir, self.state.status, rank, most)
+
+
+def _obey(signals: Collection[signal.Signals], terminal: Terminal) -> None:
+    """Stop, go on after a stop, or note another size, as the signals ask."""
+    if signal.SIGTSTP in signals:
+        terminal.stop()
+    elif signal.SIGCONT in signals:
+        terminal.take()
+    if signal.SIGWINCH in signals:
+        terminal.redraw()
 
 
 def _now() -> datetime:
