@@ -3,8 +3,8 @@
 from statistics import median
 
 RANKS = 2
-STEPS = 60
-SLOW_FROM, SLOW_FOR = 10, 20
+STEPS = 30
+SLOW_FROM = 8
 FACTOR = 4
 
 
@@ -21,11 +21,10 @@ def test_a_slowed_rank_is_slower_than_the_other_and_is_not_lost(cluster, unfaile
     options = ("--hang-timeout", "5", "--chaos", f"kill rank 1 with slow:{FACTOR} for 600s at step {SLOW_FROM}")
     job = cluster("--steps", str(STEPS), script="uneven.py", nproc=RANKS, spares=1, options=options)
     job.wait_stderr("chaos: rank 1 is slowed 4 for 600 s, fault 1")
-    job.wait_state(1, SLOW_FROM + SLOW_FOR)
     assert job.wait_exit(timeout_s=200) == 0, job.told()
     (slowed,) = [entry["event"] for entry in job.journal() if entry["event"]["type"] == "SlowRequested"]
     assert (slowed["rank"], slowed["factor"], slowed["for_s"]) == (1, FACTOR, 600)
-    assert slowness(job, 1, range(SLOW_FROM + 5, STEPS)) > FACTOR / 2, job.told()
+    assert slowness(job, 1, range(SLOW_FROM + 4, STEPS)) > FACTOR / 2, job.told()
     assert slowness(job, 1, range(2, SLOW_FROM)) < FACTOR / 2, job.told()
     assert job.incidents() == []
     assert "rank 1 (worker 1) is slowed 4 times for 600 s: a user injected this fault" in job.stderr
