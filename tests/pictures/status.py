@@ -15,7 +15,7 @@ from rich.text import Text
 from terminal import svg_format
 
 from deadpool_run.cli.screen.page import ScreenSize, screen_lines
-from deadpool_run.cli.screen.state import Order, ScreenState
+from deadpool_run.cli.screen.state import RankOrder, ScreenState
 
 ROOT = Path(__file__).resolve().parents[2]
 PICTURES = ROOT / "docs" / "pictures"
@@ -100,7 +100,7 @@ def looked_at(make, looks=30):
 
 def of_512():
     state = looked_at(lambda: job(512, 8))
-    state.order, state.selected = Order.SLOWEST, SLOW
+    state.order, state.selected = RankOrder.SLOWEST, SLOW
     return state
 
 
@@ -113,7 +113,7 @@ def in_repair():
         return status
 
     state = looked_at(make, 1)
-    state.order, state.selected = Order.SLOWEST, 5
+    state.order, state.selected = RankOrder.SLOWEST, 5
     return state
 
 

@@ -122,9 +122,9 @@ class Chaos:
             injection = Injection(frozenset({int(answer["worker"])}), how.value, generation, spare=target.spare)
         self.injected.append(injection)
         told = "sigkill" if target.agent else str(how)
+        fate = f"is slowed {how.factor:g} times for {how.for_s:g} s" if isinstance(how, Slowness) else f"gets {told}"
         tell(
-            f"chaos: {name} {'is slowed' if isinstance(how, Slowness) else 'gets'} {told.removeprefix('slow:')}, "
-            f"fault {len(self.injected)}",
+            f"chaos: {name} {fate}, fault {len(self.injected)}",
             event="fault_injected",
             rank=victim.get("rank"),
             how=told,

@@ -10,7 +10,7 @@ from rich.console import Console, RenderableType
 from rich.text import Text
 
 from deadpool_run.agent.records.incident_line import short_line
-from deadpool_run.cli.screen.state import Order, Pane, ScreenState
+from deadpool_run.cli.screen.state import Pane, RankOrder, ScreenState
 from deadpool_run.core.effects import Incident
 from deadpool_run.text import printable
 from deadpool_run.view import nodes
@@ -25,7 +25,7 @@ _PERCENT = 100
 KEYS = (
     ("q", "quit; from the help or a log: back"),
     ("?", "this help"),
-    ("s", f"next order: {', '.join(Order)}"),
+    ("s", f"next order: {', '.join(RankOrder)}"),
     ("l", "the last lines of the selected rank's log; again: back"),
     ("k", "kill the selected rank's process, after a question"),
     ("up, down", "select a rank"),

@@ -14,7 +14,7 @@ _RECENT = 0.9
 """The weight of the past in a rank's share of waiting, for each new look."""
 
 
-class Order(StrEnum):
+class RankOrder(StrEnum):
     """The orders of the table of ranks, in the order in which `s` goes through them."""
 
     RANK = "rank"
@@ -54,7 +54,7 @@ class ScreenState:
     """What the user looks at. Ranks are named by number: a new order or status moves the selection along."""
 
     status: Status
-    order: Order = Order.RANK
+    order: RankOrder = RankOrder.RANK
     pane: Pane = Pane.RANKS
     selected: int = 0
     top: int = 0
@@ -89,10 +89,10 @@ class ScreenState:
 
     def rows(self) -> list[Mapping[str, Any]]:
         """Return the ranks in the chosen order."""
-        by_order: dict[Order, Callable[[Mapping[str, Any]], Any]] = {
-            Order.RANK: lambda rank: rank["rank"],
-            Order.SLOWEST: self._slowness,
-            Order.NODE: lambda rank: (str(rank.get("node")), rank["rank"]),
+        by_order: dict[RankOrder, Callable[[Mapping[str, Any]], Any]] = {
+            RankOrder.RANK: lambda rank: rank["rank"],
+            RankOrder.SLOWEST: self._slowness,
+            RankOrder.NODE: lambda rank: (str(rank.get("node")), rank["rank"]),
         }
         return sorted(self.status.get("ranks", ()), key=by_order[self.order])
 
@@ -138,7 +138,7 @@ class ScreenState:
         return None
 
     def _next_order(self) -> None:
-        orders = [order for order in Order if order is not Order.NODE or nodes.has_several(self.status)]
+        orders = [order for order in RankOrder if order is not RankOrder.NODE or nodes.has_several(self.status)]
         self.order = orders[(orders.index(self.order) + 1) % len(orders)]
 
     def _type(self, digits: str) -> None:

@@ -8,7 +8,7 @@ import pytest
 from deadpool_run.cli.screen.keys import KeyReader
 from deadpool_run.cli.screen.page import ScreenSize, screen_lines
 from deadpool_run.cli.screen.rank_log import log_lines
-from deadpool_run.cli.screen.state import Kill, Order, Pane, Quit, ScreenState
+from deadpool_run.cli.screen.state import Kill, Pane, Quit, RankOrder, ScreenState
 
 NOW = datetime(2026, 2, 3, 4, 5, 6, tzinfo=UTC)
 
@@ -126,26 +126,26 @@ def test_the_slowest_first_is_the_one_that_the_others_wait_for():
         now["ranks"][33]["step"] = 119
         state.note(now)
     state.press("s")
-    assert state.order is Order.SLOWEST
+    assert state.order is RankOrder.SLOWEST
     assert shown_ranks(state)[:4] == [400, 33, 77, 0]
     state.press("s")
-    assert state.order is Order.NODE
+    assert state.order is RankOrder.NODE
     assert shown_ranks(state)[:2] == [0, 1]
     state.press("s")
-    assert state.order is Order.RANK
+    assert state.order is RankOrder.RANK
 
 
 def test_the_order_by_node_follows_the_nodes_and_is_there_for_several():
     moved = status(16)
     moved["ranks"][0]["node"] = "n01"
-    state = ScreenState(moved, order=Order.NODE)
+    state = ScreenState(moved, order=RankOrder.NODE)
     assert shown_ranks(state)[:8] == [1, 2, 3, 4, 5, 6, 7, 0]
     one = ScreenState(status(8))
     orders = []
     for _ in range(3):
         one.press("s")
         orders.append(one.order)
-    assert orders == [Order.SLOWEST, Order.RANK, Order.SLOWEST]
+    assert orders == [RankOrder.SLOWEST, RankOrder.RANK, RankOrder.SLOWEST]
 
 
 def test_the_selection_stays_with_its_rank_in_another_order():

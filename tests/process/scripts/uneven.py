@@ -9,8 +9,8 @@ import layouts
 import torch
 from telling import tell
 
-WORK = 20
-"""Products of matrices: some tens of milliseconds."""
+WORK = 300
+"""Products of matrices: about a tenth of a second, which a slow rank does not do between two of its stops."""
 
 
 def work():
