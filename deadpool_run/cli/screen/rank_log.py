@@ -33,7 +33,11 @@ def log_lines(run_dir: Path, status: Status, rank: int, most: int) -> list[str]:
             "start the run with --tee 3 to have it in files as well",
         ]
     shares = _shares([_tail(path) for path in found], most - len(found))
-    return [line for path, lines in zip(found, shares, strict=True) for line in (f"--- {path}", *lines)][:most]
+    return [
+        line
+        for path, lines in zip(found, shares, strict=True)
+        for line in (f"--- {path.relative_to(path.parents[2])}", *lines)
+    ][:most]
 
 
 def _tail(path: Path) -> list[str]:

@@ -209,9 +209,9 @@ def test_the_log_of_a_rank_is_the_end_of_its_files(tmp_path):
     (folder / "stderr.log").write_text("a \x1b[31mwarning\n")
     found = log_lines(tmp_path, one, 3, 10)
     assert found == [
-        f"--- {folder / 'stdout.log'}",
+        "--- attempt_0/3/stdout.log",
         *(f"line {number}" for number in range(39_993, 40_000)),
-        f"--- {folder / 'stderr.log'}",
+        "--- attempt_0/3/stderr.log",
         "a  [31mwarning",
     ]
     one["ranks"][3]["local_rank"] = 4
