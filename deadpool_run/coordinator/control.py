@@ -9,6 +9,8 @@ refused. Each request and each answer is a JSON object on one line. A connection
     {"do": "kill-rank", "rank": 1, "how": "sigkill"}  -> {"ok": true, "rank": 1, "worker": 4, "pid": 4711, "how": "sigkill"}
                                                          `how`: a `core.injection.KillHow` value
     {"do": "kill-spare", "worker": 5, "how": "sigkill"} -> {"ok": true, "worker": 5, "how": "sigkill"}
+    {"do": "slow-rank", "rank": 1, "factor": 3.0, "for_s": 60.0}
+                                                      -> {"ok": true, "rank": 1, "worker": 4, "pid": 4711, "how": "slow:3 for 60 s"}
     {"do": "kill-agent", "node": "gpu07"}             -> {"ok": true, "ranks": [2, 3], "node": "gpu07"}: the node's agent gets SIGKILL
                                                          without `node`: that of the only one. Then `force` must be true
     {"do": "drain", "rank": 1}                        -> {"ok": true, "ranks": [1], "node": null}: the rank moves to a spare

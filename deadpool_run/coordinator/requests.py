@@ -8,8 +8,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from deadpool_run.core.events import AgentKillRequested, DrainRequested, Event, KillRequested, StopRequested
-from deadpool_run.core.injection import KillHow
+from deadpool_run.core.events import (
+    AgentKillRequested,
+    DrainRequested,
+    Event,
+    KillRequested,
+    SlowRequested,
+    StopRequested,
+)
+from deadpool_run.core.injection import MAX_FACTOR, KillHow, Slowness, is_possible
 from deadpool_run.core.recovery import relocation
 from deadpool_run.core.state import State
 from deadpool_run.ids import NodeId, Rank, WorkerId
@@ -53,6 +60,13 @@ class RequestHandler:
                     return self._kill(rank, request.get("how", KillHow.SIGKILL))
                 case {"do": "kill-spare", "worker": int(worker)}:
                     return self._kill_spare(worker, request.get("how", KillHow.SIGKILL))
+                case {
+                    "do": "slow-rank",
+                    "rank": int(rank),
+                    "factor": int() | float() as factor,
+                    "for_s": int() | float() as s,
+                }:
+                    return self._slow(rank, Slowness(float(factor), float(s)))
                 case {"do": "kill-agent"}:
                     return self._kill_agent(self._node(request.get("node")), force=bool(request.get("force")))
                 case {"do": "drain", "rank": int(rank)}:
@@ -104,13 +118,26 @@ class RequestHandler:
 
     def _kill(self, number: int, how: Any) -> Mapping[str, Any]:
         _refuse_unknown(how)
+        worker, pid = self._holder(number)
+        self.source.submit(KillRequested(Rank(number), KillHow(how)))
+        return {"ok": True, "rank": number, "worker": worker, "pid": pid, "how": str(how)}
+
+    def _slow(self, number: int, slowness: Slowness) -> Mapping[str, Any]:
+        if not is_possible(slowness):
+            raise RequestRefusedError(
+                f"{slowness}: the factor must be above 1 and at most {MAX_FACTOR:g}, the time at most a day"
+            )
+        worker, pid = self._holder(number)
+        self.source.submit(SlowRequested(Rank(number), slowness.factor, slowness.for_s))
+        return {"ok": True, "rank": number, "worker": worker, "pid": pid, "how": str(slowness)}
+
+    def _holder(self, number: int) -> tuple[WorkerId, int]:
         if not 0 <= number < self.world_size:
             raise RequestRefusedError(f"there is no rank {number}: ranks are 0 to {self.world_size - 1}")
         holder = self.source.holder(Rank(number))
         if holder is None:
             raise RequestRefusedError(f"no worker holds rank {number} now: try again after the repair")
-        self.source.submit(KillRequested(Rank(number), KillHow(how)))
-        return {"ok": True, "rank": number, "worker": holder[0], "pid": holder[1], "how": str(how)}
+        return holder
 
 
 def _refuse_unknown(how: Any) -> None:

@@ -24,6 +24,7 @@ HANDLERS: dict[type[Event], Handler] = {
     ev.JobSubmitted: restart.submitted,
     ev.StopRequested: shutdown.stop_requested,
     ev.KillRequested: losses.kill_requested,
+    ev.SlowRequested: losses.slow_requested,
     ev.AgentKillRequested: losses.agent_kill_requested,
     ev.DrainRequested: relocation.requested,
     ev.TimeAdvanced: lambda decision, _: timers.advance(decision),

@@ -146,6 +146,13 @@ class KillWorker(_ToWorker):
     injected: bool = False
 
 
+class SlowWorker(_ToWorker):
+    """Slow the worker for a time: a fault that a user asked for. Its end, or a signal that stops it, ends that."""
+
+    factor: float
+    for_s: float
+
+
 class KillAgent(Tagged):
     """End the node's agent at once: a fault that a user asked for. The node is lost, with its workers."""
 
@@ -245,6 +252,7 @@ Effect = (
     | SetCaptureInterval
     | LimitSteps
     | ReleaseNode
+    | SlowWorker
     | KillAgent
     | ReportIncident
     | Announce

@@ -320,6 +320,14 @@ class KillRequested(Tagged):
     """The spare to fail; then the rank has no meaning."""
 
 
+class SlowRequested(Tagged):
+    """A user injects a fault into the worker of a rank: for a time it takes `factor` times as long for everything."""
+
+    rank: Rank
+    factor: float
+    for_s: float
+
+
 class AgentKillRequested(Tagged):
     """A user injects a fault into a node: the end of its agent."""
 
@@ -388,6 +396,7 @@ Event = (
     | RefusedCopyTaken
     | DeviceFailed
     | KillRequested
+    | SlowRequested
     | AgentKillRequested
     | DrainRequested
     | StopRequested

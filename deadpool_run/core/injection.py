@@ -1,6 +1,7 @@
 """Faults that a user injects, to see how the job recovers."""
 
 from enum import StrEnum
+from typing import NamedTuple
 
 
 class KillHow(StrEnum):
@@ -21,3 +22,22 @@ class KillHow(StrEnum):
 
 HANGS = frozenset({KillHow.SIGSTOP, KillHow.HANG})
 """The ways after which the process lives on."""
+
+
+class Slowness(NamedTuple):
+    """How a worker is slowed: it takes `factor` times as long for everything, for `for_s` seconds."""
+
+    factor: float
+    for_s: float
+
+    def __str__(self) -> str:
+        return f"slow:{self.factor:g} for {self.for_s:g} s"
+
+
+MAX_FACTOR = 100.0
+MAX_SLOW_S = 24 * 3600.0
+
+
+def is_possible(slowness: Slowness) -> bool:
+    """Return whether a worker can be slowed so. The limits keep the ends of its stops in sight."""
+    return 1 < slowness.factor <= MAX_FACTOR and 0 < slowness.for_s <= MAX_SLOW_S

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from deadpool_run.core.injection import Slowness
 from deadpool_run.core.transitions import MemberPhase
 from deadpool_run.ids import Epoch, NodeId, Rank, Version, WorkerId
 
@@ -39,6 +40,9 @@ class Member:
     finished: Version | None = None
     injected_at: float | None = None
     """When a user's fault was ordered for it."""
+    slowed: Slowness | None = None
+    """How a user's fault slows it, or slowed it last."""
+    slowed_until: float = 0.0
     ending_why: str = ""
     """Why it was ordered to die; empty unless ENDING."""
     ending_grace_s: float = 0.0
@@ -58,6 +62,18 @@ class Member:
         """Its rank; it must have one."""
         assert self.rank is not None
         return self.rank
+
+    @property
+    def is_injected(self) -> bool:
+        """Whether a user's fault explains its end: it was ordered to die, or it was slowed and we ended it for no progress."""
+        was_ended_slow = (
+            self.slowed is not None and self.phase is MemberPhase.ENDING and self.since <= self.slowed_until
+        )
+        return self.injected_at is not None or was_ended_slow
+
+    def slowness(self, now: float) -> float:
+        """Return how many times as long as usual everything takes it: 1 unless a user's fault slows it."""
+        return self.slowed.factor if self.slowed is not None and now < self.slowed_until else 1.0
 
     @property
     def patience_from(self) -> float:

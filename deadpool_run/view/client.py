@@ -45,6 +45,11 @@ class ControlClient(contextlib.AbstractContextManager["ControlClient"]):
         self._answers.close()
         self._socket.close()
 
+    def hang_up(self) -> None:
+        """End the conversation, also one that another thread waits in."""
+        with contextlib.suppress(OSError):  # the run has ended
+            self._socket.shutdown(socket.SHUT_RDWR)
+
     def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Return the answer to one request. Raises `ControlRefusedError`, `ProtocolError`."""
         self._send(request)

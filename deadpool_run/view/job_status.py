@@ -56,11 +56,25 @@ def _rank(state: State, rank: int) -> dict[str, Any]:
     seat = state.seats[rank]
     if seat.owner is None:
         phase = "done" if seat.done else "vacant"
-        return {"rank": rank, "worker": None, "pid": None, "phase": phase, "node": seat.node}
+        return {
+            "rank": rank,
+            "worker": None,
+            "pid": None,
+            "phase": phase,
+            "node": seat.node,
+            "local_rank": seat.local_rank,
+        }
     member = state.members[seat.owner]
     unmanaged = member.phase is MemberPhase.SETTING_UP and not state.managed
     phase = "running" if unmanaged else member.phase.value
-    return {"rank": rank, "worker": member.worker, "pid": member.pid, "phase": phase, "node": member.node}
+    return {
+        "rank": rank,
+        "worker": member.worker,
+        "pid": member.pid,
+        "phase": phase,
+        "node": member.node,
+        "local_rank": seat.local_rank,
+    }
 
 
 def _nodes(state: State) -> Iterator[dict[str, Any]]:

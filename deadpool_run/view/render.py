@@ -33,6 +33,7 @@ _STYLES: Mapping[JobHealth, str] = {
     JobHealth.ENDING: "bold yellow",
 }
 _CALM_PHASES = frozenset({"running", "finished", "released", "ready", "done", "setting up"})
+LEFT_COLUMNS = frozenset({"node", "phase"})
 _TIMES = ("detected", "drained", "promoted", "rehearsed", "restored", "attached", "first_step")
 
 
@@ -51,25 +52,31 @@ def to_plain(status: Status, now: datetime) -> str:
 
 def to_rich(status: Status, now: datetime) -> RenderableType:
     """Return the status for a terminal."""
-    parts: list[RenderableType] = [_job_line(status, now)]
-    if why := _why(status):
-        parts.append(Text(f"  {printable(why)}"))
-    if progress := _progress(status):
-        parts.append(Text(f"  {progress}"))
-    if library := status.get("device_library"):
-        parts.append(Text(f"  collectives on GPUs: {described(DeviceLibrary.named(str(library)))}"))
-    if limit := capture_limit.words(status):
-        parts.append(Text(f"  {limit}"))
-    if status.get("draining"):
-        parts.append(Text(f"  {_draining(status['draining'])}"))
-    if status.get("durable"):
-        parts.append(_durable(status["durable"], now))
+    parts: list[RenderableType] = [*header(status, now)]
     if nodes.has_several(status):
         parts += [Text(), nodes.nodes_table(status)]
-    parts += [Text(), _ranks(status), Text(), _spares(status)]
+    parts += [Text(), _ranks(status), Text(), spares_line(status)]
     if status.get("incidents"):
         parts += [Text(), _incidents(status)]
     return Group(*parts)
+
+
+def header(status: Status, now: datetime) -> list[Text]:
+    """Return the lines about the job as a whole."""
+    lines = [_job_line(status, now)]
+    if why := _why(status):
+        lines.append(Text(f"  {printable(why)}"))
+    if progress := _progress(status):
+        lines.append(Text(f"  {progress}"))
+    if library := status.get("device_library"):
+        lines.append(Text(f"  collectives on GPUs: {described(DeviceLibrary.named(str(library)))}"))
+    if limit := capture_limit.words(status):
+        lines.append(Text(f"  {limit}"))
+    if status.get("draining"):
+        lines.append(Text(f"  {_draining(status['draining'])}"))
+    if status.get("durable"):
+        lines.append(_durable(status["durable"], now))
+    return lines
 
 
 def _why(status: Status) -> str:
@@ -146,24 +153,40 @@ def _durable(durable: Status, now: datetime) -> Text:
     return Text(f"  durable: step {shown(durable['version'])}, {written} old, in {shown(durable.get('where'))}")
 
 
-def _ranks(status: Status) -> Table:
+def rank_columns(status: Status) -> tuple[str, ...]:
+    """Return the columns of the table of ranks."""
     home = ("node",) if nodes.has_several(status) else ()
-    columns = ("rank", *home, "pid", "worker", "phase", "step", "snapshot", "ms/step")
-    found = table(columns, left={"node", "phase"})
-    managed = status.get("managed")  # a script that never calls init() reports no steps
+    return ("rank", *home, "pid", "worker", "phase", "step", "snapshot", "ms/step")
+
+
+def rank_cells(rank: Status, status: Status) -> tuple[str, ...]:
+    """Return the values of a rank for these columns."""
+    snapshots = rank.get("snapshots") or ()
+    return (
+        shown(rank.get("rank")),
+        *((shown(rank.get("node")),) if nodes.has_several(status) else ()),
+        shown(rank.get("pid")),
+        shown(rank.get("worker")),
+        _phase(rank),
+        shown(rank.get("step") if status.get("managed") else None),  # a script that never calls init() reports no steps
+        shown(max(snapshots, default=None)),
+        f"{rank['step_ms']:.1f}" if rank.get("step_ms") else "-",
+    )
+
+
+def is_calm(rank: Status) -> bool:
+    """Return whether the rank is in a phase that needs no attention."""
+    return rank.get("phase") in _CALM_PHASES
+
+
+def _ranks(status: Status) -> Table:
+    columns = rank_columns(status)
+    found = table(columns, left=LEFT_COLUMNS)
+    phase_at = columns.index("phase")
     for rank in status.get("ranks", ()):
-        phase = _phase(rank)
-        snapshots = rank.get("snapshots") or ()
-        found.add_row(
-            shown(rank.get("rank")),
-            *(shown(rank.get(column)) for column in home),
-            shown(rank.get("pid")),
-            shown(rank.get("worker")),
-            Text(phase, style="" if rank.get("phase") in _CALM_PHASES else "yellow"),
-            shown(rank.get("step") if managed else None),
-            shown(max(snapshots, default=None)),
-            f"{rank['step_ms']:.1f}" if rank.get("step_ms") else "-",
-        )
+        cells: list[str | Text] = [*rank_cells(rank, status)]
+        cells[phase_at] = Text(_phase(rank), style="" if is_calm(rank) else "yellow")
+        found.add_row(*cells)
     return found
 
 
@@ -173,7 +196,8 @@ def _phase(rank: Status) -> str:
     return f"{phase} ({doing})" if doing and doing not in {phase, "none"} else phase
 
 
-def _spares(status: Status) -> Text:
+def spares_line(status: Status) -> Text:
+    """Return the line about the spares."""
     several = nodes.has_several(status)
     spares = [_spare(spare, several=several) for spare in status.get("spares", ()) if spare.get("phase") != "ended"]
     return Text("spares: " + ("; ".join(spares) or "none"))

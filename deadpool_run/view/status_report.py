@@ -95,6 +95,7 @@ def _rank_entry(rank_entry: RankEntry) -> dict[str, Any]:
     """Return a rank's entry on the status page."""
     return {
         "activity": Phase(rank_entry.phase).name.lower(),
+        "waiting": rank_entry.issued > rank_entry.waited,
         "step": rank_entry.completed,
         "step_ms": rank_entry.step_ns / _NS_PER_MS,
         "capture_ms": rank_entry.capture_ns / _NS_PER_MS,

@@ -1,13 +1,13 @@
 """Formatting of values and tables. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from rich.table import Table
 
 from deadpool_run.text import printable
 
 
-def table(columns: Sequence[str], left: set[str]) -> Table:
+def table(columns: Sequence[str], left: Collection[str]) -> Table:
     """Return an empty table; columns in `left` are aligned left, others right."""
     made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for column in columns:

@@ -23,6 +23,8 @@ class Victims:
     drawn: bool = False
     node: str | None = None
     spare: bool = False
+    agent: bool = False
+    """The agent of the node fails, or of a random node that does not lead."""
 
     def __post_init__(self) -> None:
         if (self.rank is not None) + self.drawn + (self.node is not None) + self.spare != 1:
@@ -30,6 +32,8 @@ class Victims:
 
     def description(self) -> str:
         """Return the target as text for messages."""
+        if self.agent:
+            return "the agent of " + ("a random node" if self.node is None else f"node {self.node}")
         if self.rank is not None:
             return f"rank {self.rank}"
         if self.node is not None:
@@ -37,8 +41,10 @@ class Victims:
         return "a spare" if self.spare else "a random rank"
 
     def chosen(self, status: Status, draw: random.Random) -> list[Mapping[str, Any]]:
-        """Return the ranks or the spare that fail now. Raises `ControlRefusedError`."""
+        """Return the ranks, the spare or the node that fail now. Raises `ControlRefusedError`."""
         ranks = status.get("ranks", [])
+        if self.agent:
+            return [self._node(status, draw)]
         if self.spare:
             spares = ready_spares(status)
             if not spares:
@@ -54,6 +60,17 @@ class Victims:
             names = sorted({str(rank.get("node")) for rank in ranks})
             raise ControlRefusedError(f"no rank is on node {self.node}: nodes with ranks are {', '.join(names)}")
         return found
+
+    def _node(self, status: Status, draw: random.Random) -> Mapping[str, Any]:
+        """Return the node whose agent fails: the named one, or a random one that does not lead."""
+        leader = (status.get("coordinator") or {}).get("node")
+        nodes = status.get("nodes", [])
+        found = [each for each in nodes if self.node in (each["node"], each.get("name"))]
+        if self.node is None:
+            found = [each for each in nodes if each["node"] != leader]
+        if not found:
+            raise ControlRefusedError(f"no such node now: nodes are {', '.join(each['node'] for each in nodes)}")
+        return draw.choice(found)
 
     def reached(self, status: Status, step: int) -> bool:
         """Return whether the rank, or any rank if none is named, has completed this many steps."""

@@ -4,11 +4,11 @@ import pytest
 
 from deadpool_run.agent.chaos.plan import PlannedFault
 from deadpool_run.cli.options.chaos_plan import Limits, read_plan
-from deadpool_run.core.injection import KillHow
+from deadpool_run.core.injection import KillHow, Slowness
 from deadpool_run.errors import UsageError
 from deadpool_run.view.victims import Victims
 
-LIMITS = Limits(4, has_spares=True, finds_hangs=True)
+LIMITS = Limits(4, has_spares=True, finds_hangs=True, nodes=2)
 
 
 def plan(value, limits=LIMITS):
@@ -24,6 +24,10 @@ def test_words_name_what_fails_how_and_when():
         PlannedFault(Victims(spare=True), at_step=40),
     )
     assert plan("kill with oom,exit every 1m").faults[0].hows == (KillHow.OOM, KillHow.EXIT)
+    assert plan("kill with slow:2.5 for 30s every 1m").faults[0].hows == (Slowness(2.5, 30.0),)
+    assert plan("kill rank 1 with slow:3,exit at step 9").faults[0].hows == (Slowness(3.0, 60.0), KillHow.EXIT)
+    assert plan("kill the agent of node a at step 9").faults[0].victims == Victims(node="a", agent=True)
+    assert plan("kill agent every 1m").faults[0].victims == Victims(drawn=True, agent=True)
     assert plan("kill node a every 1m").faults[0].victims == Victims(node="a")
     assert plan("kill every 60s").seed == 99
 
@@ -50,6 +54,15 @@ def test_a_file_says_the_same(tmp_path):
         ("kill rank 4 every 60s", "write a rank from 0 to 3"),
         ("kill rank 1 spare every 60s", "`rank` and `spare` exclude each other"),
         ("kill with nuke every 60s", "write one of sigkill,"),
+        ("kill with slow:1 every 60s", "the factor must be above 1 and at most 100"),
+        ("kill with slow:fast every 60s", "'slow:fast': not a factor"),
+        ("kill with slow:nan every 60s", "the factor must be above 1"),
+        ("kill with slow:2 for ever every 60s", "'ever': not a duration"),
+        ("kill with slow:2 for 2d every 60s", "the time at most a day"),
+        ("kill for 60s every 60s", "only a slow rank has a time"),
+        ("kill spare with slow:2 every 60s", "a spare has no steps to slow"),
+        ("kill agent rank 1 every 60s", "`agent` and `rank` exclude each other"),
+        ("kill agent with hang every 60s", "`agent` and `how` exclude each other"),
         ("kill rank 1 phase lunch every 60s", "not a phase"),
         ("kill at step 4 count 2", "a count needs `every`"),
         ("kill every 60s; murder", "a part begins with `kill`"),
@@ -90,6 +103,10 @@ def test_a_file_that_is_not_right_is_refused_with_the_line(tmp_path, text, why):
 
 def test_a_plan_must_fit_the_job():
     bare = Limits(4, has_spares=False, finds_hangs=False)
-    for words, why in (("kill spare every 60s", "no spares"), ("kill with hang every 60s", "--hang-timeout 0")):
+    for words, why in (
+        ("kill agent every 60s", "one machine"),
+        ("kill spare every 60s", "no spares"),
+        ("kill with hang every 60s", "--hang-timeout 0"),
+    ):
         with pytest.raises(UsageError, match=why):
             plan(words, bare)

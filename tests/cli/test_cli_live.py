@@ -4,6 +4,9 @@ import json
 import re
 import urllib.request
 
+from kit.dashboard import check_dashboard
+from kit.trace_events import check_trace
+
 from deadpool_run.errors import UsageError
 
 
@@ -54,6 +57,8 @@ def test_a_rehearsal_injects_its_faults_and_tells_programs_what_happened(cluster
     options = (
         "--log-format",
         "json",
+        "--durable",
+        str(tmp_path / "durable"),
         "--metrics-port",
         "0",
         "--on-repair",
@@ -66,7 +71,9 @@ def test_a_rehearsal_injects_its_faults_and_tells_programs_what_happened(cluster
     job.wait_stderr('"recovered"')
     (port,) = re.findall(r'"port": (\d+)', job.stderr)
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
-        assert b"\ndeadpool_repairs_total 1.0\n" in answer.read()
+        metrics = answer.read().decode()
+    assert "\ndeadpool_repairs_total 1.0\n" in metrics
+    assert check_dashboard(metrics) > 20
     job.release()
     assert job.wait_exit() == 0, job.told()
     lines = [json.loads(line) for line in job.stderr.splitlines()]
@@ -80,9 +87,11 @@ def test_a_rehearsal_injects_its_faults_and_tells_programs_what_happened(cluster
     assert (verdict["seed"], verdict["injected"], verdict["repaired"], verdict["survived"]) == (7, 1, 1, True)
     assert told.read_text().splitlines() == ["1", *repair["causes"], ""]
 
-    page = tmp_path / "report.html"
-    done = job.command_line("report", "-o", str(page))
+    page, traced = tmp_path / "report.html", tmp_path / "trace.json"
+    done = job.command_line("report", "-o", str(page), "--trace", str(traced))
     assert (done.returncode, done.stderr) == (0, "")
     assert re.search(r"<b>20</b><span>steps completed</span>.*<b>1</b><span>repairs</span>", page.read_text())
     assert "Step times" in page.read_text()
+    names = [event["name"] for event in check_trace(traced.read_text())]
+    assert {"repair of rank 1", "rank 1 gets sigkill", "completed steps"} <= {*names}
     job.check_nothing_left()

@@ -6,6 +6,7 @@ from html.parser import HTMLParser
 from xml.etree import ElementTree as ET
 
 import pytest
+from kit.trace_events import check_event, check_nested, check_trace
 from msgspec.structs import replace
 from test_cli_app import deadpool, ours
 
@@ -181,19 +182,31 @@ def test_of_many_ranks_those_that_were_lost_have_a_row(run):
 
 
 def test_the_trace_is_one_that_viewers_read(run):
-    made = json.loads(json.dumps(trace(read_history(run_at(run)))))
-    spans: dict[int, list[tuple[float, float]]] = {}
-    for event in made["traceEvents"]:
-        assert {"ph", "pid", "name"} <= set(event)
-        if event["ph"] == "X":
-            spans.setdefault(event["pid"], []).append((event["ts"], event["ts"] + event["dur"]))
-        if event["ph"] in "XiC":
-            assert 0 <= event["ts"] <= 20e6
-    assert set(spans) == {0, 1, 2}
-    for track in spans.values():  # of two spans of a track one holds the other, or they do not touch
-        for one, other in ((one, other) for one in track for other in track):
-            first, last = sorted((one, other), key=lambda span: (span[0], -span[1]))
-            assert last[0] >= first[1] - 1 or last[1] <= first[1] + 1
+    events = check_trace(json.dumps(trace(read_history(run_at(run)))))
+    assert {event["pid"] for event in events if event["ph"] == "X"} == {0, 1, 2}
+    assert all(event["ts"] <= 20e6 for event in events if event["ph"] != "M")
+
+
+@pytest.mark.parametrize(
+    "defect",
+    [
+        {"ts": None},
+        {"dur": -1},
+        {"dur": "5"},
+        {"pid": "rank 1"},
+        {"tid": None},
+        {"ph": "Z"},
+        {"name": ""},
+        {"args": None},
+    ],
+)
+def test_a_defect_of_a_trace_is_seen(defect):
+    event = {"ph": "X", "pid": 1, "tid": 0, "ts": 1.0, "dur": 2.0, "name": "worker 1", "args": {}}
+    check_event(event)
+    with pytest.raises(AssertionError):
+        check_event({**event, **defect})
+    with pytest.raises(AssertionError):
+        check_nested([(0, 10), (5, 15)])
 
 
 def test_a_hang_neither_counts_as_steps_nor_hides_other_repairs(run):

@@ -136,6 +136,8 @@ class Run:
                 yield ev.JobSubmitted(place=ev.Place(devices=int(options.get("devices", 0))))
             case "fault" if "node" in options:
                 yield ev.AgentKillRequested(options["node"])
+            case "fault" if "slow" in options:
+                yield ev.SlowRequested(numbers[0], float(options["slow"]), float(options["for"]))
             case "fault":
                 yield ev.KillRequested(numbers[0], KillHow(plain[1]))
             case "drain":

@@ -18,7 +18,7 @@ from deadpool_run.coordinator.address import control_address
 from deadpool_run.coordinator.control import ControlServer
 from deadpool_run.coordinator.requests import RequestHandler
 from deadpool_run.core import coordinator
-from deadpool_run.core.events import AgentKillRequested, JobSubmitted, KillRequested, NodeJoined, Place
+from deadpool_run.core.events import AgentKillRequested, JobSubmitted, KillRequested, NodeJoined, Place, SlowRequested
 from deadpool_run.core.injection import KillHow
 from deadpool_run.core.settings import Settings
 from deadpool_run.errors import NoSuchRunError, UsageError
@@ -243,6 +243,15 @@ def over_nodes(*names):
     return state
 
 
+def test_a_rank_is_slowed(live):
+    where = ("--run-dir", str(live.run_dir))
+    slowed = deadpool("kill-rank", "1", "--how", "slow:2.5", "--for", "30s", *where)
+    assert slowed.stdout == "rank 1: worker 1 (pid 11) is slowed 2.5 times for 30 s\n", slowed.stderr
+    assert live.events == [SlowRequested(Rank(1), 2.5, 30.0)]
+    with ControlClient(live.run_dir) as run, pytest.raises(ControlRefusedError, match="the factor must be above 1"):
+        run.ask({"do": "slow-rank", "rank": 1, "factor": 1, "for_s": 30})
+
+
 def test_the_agent_of_a_node_is_killed(live):
     line = ("kill-rank", "--agent", "--run-dir", str(live.run_dir))
     live.state = over_nodes("a", "b")
@@ -291,6 +300,10 @@ def test_a_job_that_is_not_protected_is_only_hurt_with_yes(live):
         ("1 --random", "name one of RANK"),
         ("--random --phase step", "--phase 'step': not one of its values, or without RANK"),
         ("1 --every soon", "--every 'soon': not a duration"),
+        ("1 --how nuke", "--how 'nuke': no way to fail\nwrite one of sigkill, sigterm,"),
+        ("1 --how slow:0.5", "--how 'slow:0.5': the factor must be above 1"),
+        ("1 --for 30s", "--for: only a slow rank has a time"),
+        ("--spare --how slow:2", "--spare: a spare has no steps to slow"),
         ("1 --agent", "--agent: goes with --node and --at-step only"),
         ("--agent --how exit", "--agent: goes with --node and --at-step only"),
     ],

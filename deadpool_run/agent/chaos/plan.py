@@ -4,7 +4,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from deadpool_run.core.injection import KillHow
+from deadpool_run.core.injection import KillHow, Slowness
 from deadpool_run.view.victims import Victims
 
 
@@ -13,7 +13,7 @@ class PlannedFault:
     """A fault that is injected once or repeatedly."""
 
     victims: Victims
-    hows: tuple[KillHow, ...] = (KillHow.SIGKILL,)
+    hows: tuple[KillHow | Slowness, ...] = (KillHow.SIGKILL,)
     """One of them is drawn for each injection."""
     every_s: tuple[float, float] | None = None
     """Shortest and longest time between two injections; each time is drawn. The first injection counts from a protected job."""
@@ -31,7 +31,7 @@ class PlannedFault:
 
     def description(self) -> str:
         """Return the fault as text for messages."""
-        parts = [f"kill {self.victims.description()} with {' or '.join(self.hows)}"]
+        parts = [f"kill {self.victims.description()} with {' or '.join(map(str, self.hows))}"]
         if self.at_step is not None:
             parts.append(f"at step {self.at_step}")
         if self.phase:
@@ -49,7 +49,7 @@ class Draw:
     """The random choices of one injection. They depend only on the seed, the fault and the injection's number, not on time."""
 
     wait_s: float
-    how: KillHow
+    how: KillHow | Slowness
     victim: random.Random
 
 

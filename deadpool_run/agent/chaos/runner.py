@@ -10,10 +10,10 @@ from deadpool_run.agent.chaos.plan import ChaosPlan, Draw, PlannedFault
 from deadpool_run.agent.console import tell
 from deadpool_run.coordinator.tasks import Tasks
 from deadpool_run.core.effects import Incident
-from deadpool_run.core.injection import KillHow
+from deadpool_run.core.injection import KillHow, Slowness
 from deadpool_run.view.client import ControlRefusedError
 from deadpool_run.view.health import Status
-from deadpool_run.view.victims import REPAIRED_IN
+from deadpool_run.view.victims import REPAIRED_IN, Victims
 
 _LOOK_S = 0.05
 """Time between two polls of the job's status while a fault waits."""
@@ -21,16 +21,27 @@ _LOOK_S = 0.05
 
 @dataclass(slots=True)
 class Injection:
-    """An injected fault, and the worker that it hit."""
+    """An injected fault, and the workers with a rank that it hit."""
 
-    worker: int
-    how: KillHow
-    spare: bool
+    workers: frozenset[int]
+    """Those that no repair has replaced yet."""
+    what: str
+    """The kind of fault, as the verdict counts it."""
     generation: int
-    repaired: bool = False
+    spare: bool = False
+    """It hit no rank: a spare, or a node without ranks."""
+    slow_until: float | None = None
+    """On the loop's clock: when a slowed rank is to have its own speed again. Nothing is lost."""
 
-    def is_answered(self, generation: int) -> bool:
-        """Return whether a repair or a restart of the world has followed. The loss of a spare needs neither."""
+    @property
+    def repaired(self) -> bool:
+        """Whether every rank that it hit has another worker."""
+        return not self.spare and self.slow_until is None and not self.workers
+
+    def is_answered(self, generation: int, now: float) -> bool:
+        """Return whether a repair or a restart of the world has followed, or nothing was lost and it is over."""
+        if self.slow_until is not None:
+            return now >= self.slow_until
         return self.spare or self.repaired or generation > self.generation
 
 
@@ -75,36 +86,57 @@ class Chaos:
             chosen = victims.chosen(status, draw.victim)
         except ControlRefusedError:
             return False  # no spare is ready, or the rank's place is empty
-        done = [self._kill(each, draw.how, status, spare=victims.spare) for each in chosen]
+        done = [self._kill(each, draw.how, status, victims) for each in chosen]
         return any(done)
 
     def _is_calm(self, status: Status) -> bool:
         """Return whether the job trains and every injected loss is repaired: detected, and followed by a completed step."""
-        generation = int(status.get("generation", 0))
-        return status.get("phase") == "running" and all(each.is_answered(generation) for each in self.injected)
+        generation, now = int(status.get("generation", 0)), asyncio.get_running_loop().time()
+        return status.get("phase") == "running" and all(each.is_answered(generation, now) for each in self.injected)
 
-    def _kill(self, victim: Mapping[str, Any], how: KillHow, status: Status, *, spare: bool) -> bool:
-        name = "a spare" if spare else f"rank {victim['rank']}"
-        target = (
-            {"do": "kill-spare", "worker": victim["worker"]} if spare else {"do": "kill-rank", "rank": victim["rank"]}
-        )
-        answer = self._ask({**target, "how": how.value})
+    def _kill(self, victim: Mapping[str, Any], how: KillHow | Slowness, status: Status, target: Victims) -> bool:
+        """Inject one fault. Return whether the job took the request."""
+        generation = int(status.get("generation", 0))
+        if target.agent:
+            name, request = (
+                f"the agent of node {victim['node']}",
+                {"do": "kill-agent", "node": victim["node"], "force": True},
+            )
+        elif isinstance(how, Slowness):
+            name, request = f"rank {victim['rank']}", {"do": "slow-rank", "rank": victim["rank"], **how._asdict()}
+        elif target.spare:
+            name, request = "a spare", {"do": "kill-spare", "worker": victim["worker"], "how": how.value}
+        else:
+            name, request = f"rank {victim['rank']}", {"do": "kill-rank", "rank": victim["rank"], "how": how.value}
+        answer = self._ask(request)
         if "error" in answer:
             return False
-        self.injected.append(Injection(int(answer["worker"]), how, spare, int(status.get("generation", 0))))
+        if target.agent:
+            hit = (rank["worker"] for rank in status["ranks"] if rank.get("node") == victim["node"])
+            workers = frozenset(int(worker) for worker in hit if worker is not None)
+            injection = Injection(workers, "agent", generation, spare=not workers)
+        elif isinstance(how, Slowness):
+            until = asyncio.get_running_loop().time() + how.for_s
+            injection = Injection(frozenset(), "slow", generation, slow_until=until)
+        else:
+            injection = Injection(frozenset({int(answer["worker"])}), how.value, generation, spare=target.spare)
+        self.injected.append(injection)
+        told = "sigkill" if target.agent else str(how)
+        fate = f"is slowed {how.factor:g} times for {how.for_s:g} s" if isinstance(how, Slowness) else f"gets {told}"
         tell(
-            f"chaos: {name} gets {how.value}, fault {len(self.injected)}",
+            f"chaos: {name} {fate}, fault {len(self.injected)}",
             event="fault_injected",
-            rank=None if spare else victim["rank"],
-            how=how.value,
+            rank=victim.get("rank"),
+            how=told,
         )
         return True
 
     def repaired(self, incident: Incident) -> None:
         """Note a repair."""
-        workers = {loss.worker for loss in incident.losses}
+        replaced = {int(loss.worker) for loss in incident.losses}
         for each in self.injected:
-            each.repaired = each.repaired or each.worker in workers
+            if not each.spare:
+                each.workers -= replaced
 
     def stop(self) -> None:
         """Inject nothing more."""
@@ -112,17 +144,19 @@ class Chaos:
 
     def verdict(self, exit_code: int, generation: int) -> dict[str, Any]:
         """Return the counts of faults and their outcomes. `generation` is the world's generation at the end."""
-        ranks = [each for each in self.injected if not each.spare]
+        slow = [each for each in self.injected if each.slow_until is not None]
+        ranks = [each for each in self.injected if not each.spare and each.slow_until is None]
         restarted = sum(not each.repaired and generation > each.generation for each in ranks)
         repaired = sum(each.repaired for each in ranks)
         return {
             "seed": self._plan.seed,
             "injected": len(self.injected),
-            "hows": dict(Counter(each.how.value for each in self.injected)),
-            "spares": len(self.injected) - len(ranks),
+            "hows": dict(Counter(each.what for each in self.injected)),
+            "spares": len(self.injected) - len(ranks) - len(slow),
+            "slowed": len(slow),
             "repaired": repaired,
             "restarted": restarted,
-            "open": sum(not each.is_answered(generation) for each in ranks),
+            "open": len(ranks) - repaired - restarted,
             "survived": exit_code == 0,
             "exit_code": exit_code,
         }
@@ -136,6 +170,7 @@ def verdict_line(verdict: Mapping[str, Any], cost: Mapping[str, float], reason: 
         ("repaired", "repaired in place"),
         ("restarted", "answered by a restart of the world"),
         ("spares", "of spares"),
+        ("slowed", "of slow ranks"),
         ("open", "not repaired before the end"),
     ):
         if verdict[name]:

@@ -12,7 +12,7 @@ from deadpool_run.agent.cluster.followers import Followers
 from deadpool_run.agent.cluster.orders import carry_out
 from deadpool_run.agent.cluster.tracking import Tracking
 from deadpool_run.agent.console import tell
-from deadpool_run.agent.node.hang_detector import HangDetector, sights_of
+from deadpool_run.agent.node.hang_detector import HangDetector, sights_of, slowed_workers
 from deadpool_run.agent.node.node import LocalNode
 from deadpool_run.agent.observers.observers import Observers
 from deadpool_run.agent.processes.forkserver import ForkServer
@@ -117,6 +117,7 @@ class Leader:
             submit=self.submit,
             say=tell,
             protected=lambda: self.state.phase is JobPhase.RUNNING,
+            slowed=lambda: slowed_workers(self.state, self.server.now()),
         )
 
     # --- facts ----------------------------------------------------------------------------------------------------

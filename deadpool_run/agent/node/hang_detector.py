@@ -1,8 +1,9 @@
 """Detection of hung ranks on the status page, a few times per timeout. Workers are never asked and never interrupted."""
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import psutil
 
@@ -107,6 +108,11 @@ def sights_of(state: State, status_page: StatusPage) -> tuple[RankSight, ...]:
     return tuple(sights)
 
 
+def slowed_workers(state: State, now: float) -> dict[WorkerId, float]:
+    """Return the workers that a user's fault slows now, and how many times."""
+    return {owner.worker: factor for owner in state.owners() if (factor := owner.slowness(now)) > 1}
+
+
 def is_stopped(pid: int) -> bool:
     """Return whether a signal stopped the process (state T of proc_pid_stat(5)); a debugger's stop is another state."""
     try:
@@ -133,6 +139,9 @@ class HangDetector:
     say: Callable[[str], None]
     """Prints a hang without a culprit."""
     protected: Callable[[], bool] = lambda: True
+    slowed: Callable[[], Mapping[WorkerId, float]] = dict
+    """Returns how many times slower than usual workers are on purpose. Everything may take as many times longer."""
+    _slowed: Mapping[WorkerId, float] = field(default_factory=dict)
     _sights: tuple[RankSight, ...] = ()
     _times: int = 0
     _timer: asyncio.TimerHandle | None = None
@@ -159,17 +168,22 @@ class HangDetector:
     def _look_again(self) -> None:
         self._set_timer()
         sights = self.look()
+        before, self._slowed = self._slowed, self.slowed()
+        if before != self._slowed:
+            self._sights = ()
         times = self.stillness(sights)
-        if times == 0 or times % LOOKS != 0:
+        looks = math.ceil(LOOKS * max(self._slowed.values(), default=1.0))
+        if times == 0 or times % looks != 0:
             return
         pids = {sight.rank: self.pid(sight.worker) for sight in sights}
         stopped = {rank for rank, pid in pids.items() if pid is not None and is_stopped(pid)}
+        stopped -= {sight.rank for sight in sights if sight.worker in self._slowed}
         if not (stopped or self.protected()):
             return
-        verdict = judge(sights, stopped, self.timeout_s)
+        verdict = judge(sights, stopped, self.timeout_s * looks / LOOKS)
         if verdict.culprits:
             self._sights = ()
-        elif times == LOOKS:
+        elif times == looks:
             self.say(f"the job hangs, but no rank can be blamed, and none is ended: {verdict.reason}")
         for culprit in verdict.culprits:
             self.submit(WorkerHung(culprit.worker, verdict.reason))

@@ -107,7 +107,7 @@ class LocalNode:
         if before.store_host and (before.store_host, before.store_port) != (world.store_host, world.store_port):
             self._store_moved = True
 
-    def perform(self, effect: Effect, capture_interval: int, source: Peer | None) -> None:  # noqa: C901, PLR0912 - one case for each order
+    def perform(self, effect: Effect, capture_interval: int, source: Peer | None) -> None:  # noqa: C901, PLR0912, PLR0915 - one case for each order
         """Carry out one order for this node. The leader's own orders never come here."""
         self._inventory.ordered(effect, capture_interval)
         workers = self.workforce
@@ -149,6 +149,8 @@ class LocalNode:
                 workers.abandon(worker)
             case do.KillAgent():
                 asyncio.get_running_loop().call_soon(os.kill, os.getpid(), SIGKILL)  # the user gets an answer first
+            case do.SlowWorker(worker, factor, for_s):
+                workers.slow(worker, factor, for_s)
             case do.KillWorker(worker, KillHow.OOM) if workers.rank(worker) is not None:
                 workers.send(worker, messages.OutOfMemoryNow())
             case do.KillWorker(worker, KillHow.EXIT | KillHow.OOM):

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from deadpool_run.agent.processes.children import Exit, Process
 from deadpool_run.agent.processes.controlled_process import ControlledProcess
 from deadpool_run.agent.processes.forkserver import ForkServer
+from deadpool_run.agent.processes.slowdown import Slowdown
 from deadpool_run.core.events import Event, WorkerExited, WorkerStarted, WorkerStartFailed
 from deadpool_run.errors import ProtocolError
 from deadpool_run.ids import Rank, Version, WorkerId
@@ -35,6 +36,13 @@ class _Worker:
     rank: Rank | None = None
     awaits_rank: bool = False
     held: list[Message] = field(default_factory=list)  # for when it has its rank
+    slowdown: Slowdown | None = None
+
+    def end_slowdown(self) -> None:
+        """Let it run at its own speed."""
+        if self.slowdown is not None:
+            self.slowdown.close()
+            self.slowdown = None
 
 
 @dataclass(eq=False)
@@ -114,14 +122,23 @@ class Workforce:
         else:
             found.child.channel.send(message)
 
+    def slow(self, worker: WorkerId, factor: float, for_s: float) -> None:
+        """Slow the worker's process for a time. Another order for it takes the place of the first."""
+        if process := self._process(worker):
+            found = self._workers[worker]
+            found.end_slowdown()
+            found.slowdown = Slowdown(process, factor, for_s, lambda: self._suspended)
+
     def signal(self, worker: WorkerId, number: int) -> None:
         """Send a signal to the worker's process."""
         if process := self._process(worker):
+            self._workers[worker].end_slowdown()
             process.signal(number)
 
     def terminate(self, worker: WorkerId, number: int, grace_s: float) -> None:
         """Send a signal to the worker's group, SIGKILL after the grace."""
         if process := self._process(worker):
+            self._workers[worker].end_slowdown()
             process.signal_group(number)
             process.kill_after(grace_s)
 
@@ -149,6 +166,7 @@ class Workforce:
     def close(self) -> None:
         """End every process at once. Their exits are still reaped by the loop."""
         for worker in self._workers.values():
+            worker.end_slowdown()
             worker.child.kill()
 
     def _signal_all(self, number: int) -> None:
@@ -188,5 +206,6 @@ class Workforce:
         found = self._workers.pop(worker, None)
         if found is None:
             return  # it was abandoned
+        found.end_slowdown()
         captured = () if found.rank is None else self.captured(found.rank)
         self.submit(WorkerExited(worker, end.code, end.signal, captured))

@@ -54,5 +54,6 @@ def chaos_plan(values: Values, settings: Settings, run_id: str) -> ChaosPlan | N
         settings.world_size,
         has_spares=bool(settings.spares or settings.spare_nodes),
         finds_hangs=values.seconds("hang_timeout", or_zero=True) > 0,
+        nodes=settings.nodes + settings.spare_nodes,
     )
     return read_plan(text, zlib.crc32(run_id.encode()) % _SEEDS, limits)

@@ -10,9 +10,10 @@ from typing import Annotated, Any
 import typer
 
 from deadpool_run.agent.console import tell
+from deadpool_run.cli.options.fault_kind import KINDS, SLOW_S, fault_kind
 from deadpool_run.cli.options.resolve import duration_s
 from deadpool_run.cli.runs.find import RunDir, RunId, connect_run
-from deadpool_run.core.injection import HANGS, KillHow
+from deadpool_run.core.injection import HANGS, KillHow, Slowness
 from deadpool_run.errors import UsageError
 from deadpool_run.view.client import ControlClient, ControlRefusedError
 from deadpool_run.view.health import Status, ready_spares
@@ -27,12 +28,16 @@ def kill_rank(  # noqa: PLR0913 - one parameter for each option
     ] = None,
     *,
     how: Annotated[
-        KillHow,
+        str,
         typer.Option(
             "--how",
-            help="Signal to send. exit: exits with code 1. hang: lives and does nothing. oom: gets OutOfMemoryError.",
+            metavar="|".join(KINDS),
+            autocompletion=lambda: [*KINDS],
+            help="Signal to send. exit: exits with code 1. hang: lives and does nothing. oom: gets OutOfMemoryError. "
+            "slow:F: everything takes F times as long.",
         ),
-    ] = KillHow.SIGKILL,
+    ] = KillHow.SIGKILL.value,
+    slow_for: Annotated[str, typer.Option("--for", metavar="TIME", help="With slow:F: how long.  [default: 60s]")] = "",
     at_random: Annotated[bool, typer.Option("--random", help="Kill a random rank.")] = False,
     node: Annotated[str | None, typer.Option(metavar="NAME", help="Kill all ranks of this node.")] = None,
     spare: Annotated[bool, typer.Option("--spare", help="Kill a spare that is ready.")] = False,
@@ -54,7 +59,7 @@ def kill_rank(  # noqa: PLR0913 - one parameter for each option
 ) -> None:
     """Kill a rank's process in a live run, to see it replaced. The run records the loss as injected."""
     if agent:
-        if rank is not None or at_random or spare or phase or count > 1 or how is not KillHow.SIGKILL:
+        if rank is not None or at_random or spare or phase or count > 1 or slow_for or how != KillHow.SIGKILL:
             raise UsageError(
                 "--agent: goes with --node and --at-step only, and sends SIGKILL\nremove the other options"
             )
@@ -67,18 +72,31 @@ def kill_rank(  # noqa: PLR0913 - one parameter for each option
         raise UsageError(
             f"--phase {phase!r}: not one of its values, or without RANK\nwrite one of {', '.join(ACTIVITIES)}"
         )
+    kind = _kind(how, slow_for, spare=spare)
     draw = random.Random(seed)  # noqa: S311 - not for secrets
     with connect_run(run_dir, run_id, os.environ) as run:
         status: Status = run.ask({"do": "status"})
         target.chosen(status, draw if seed is None else random.Random(seed))  # noqa: S311 - refuse at once what does not exist
-        _agree(f"{target.description()} of {run.run_dir.name} with {how}", status, spare=spare, yes=yes)
+        _agree(f"{target.description()} of {run.run_dir.name} with {kind}", status, spare=spare, yes=yes)
         for number in range(count):
             if number:
                 time.sleep(every_s)
             status = (
                 _awaited(run, target, at_step, phase) if at_step is not None or phase else run.ask({"do": "status"})
             )
-            _kill(run, target.chosen(status, draw), how, spare=spare)
+            _kill(run, target.chosen(status, draw), kind, spare=spare)
+
+
+def _kind(how: str, slow_for: str, *, spare: bool) -> KillHow | Slowness:
+    """Return the kind of fault. Raises `UsageError`."""
+    kind = fault_kind(how, duration_s("--for", slow_for) if slow_for else SLOW_S)
+    if isinstance(kind, str) and not isinstance(kind, KillHow):
+        raise UsageError(f"--how {how!r}: {kind}")
+    if slow_for and not isinstance(kind, Slowness):
+        raise UsageError("--for: only a slow rank has a time\nadd for example --how slow:3, or remove --for")
+    if spare and isinstance(kind, Slowness):
+        raise UsageError("--spare: a spare has no steps to slow\nname a rank")
+    return kind
 
 
 def _agree(what: str, status: Status, *, spare: bool, yes: bool) -> None:
@@ -105,7 +123,16 @@ def _awaited(run: ControlClient, target: Victims, at_step: int | None, phase: st
     raise ControlRefusedError("the run ended before the step or phase was reached")
 
 
-def _kill(run: ControlClient, chosen: Sequence[Mapping[str, Any]], how: KillHow, *, spare: bool) -> None:
+def _kill(run: ControlClient, chosen: Sequence[Mapping[str, Any]], how: KillHow | Slowness, *, spare: bool) -> None:
+    if isinstance(how, Slowness):
+        for each in chosen:
+            done = run.ask({"do": "slow-rank", "rank": each["rank"], **how._asdict()})
+            sys.stdout.write(
+                f"rank {done['rank']}: worker {done['worker']} (pid {done['pid']}) "
+                f"is slowed {how.factor:g} times for {how.for_s:g} s\n"
+            )
+        sys.stdout.flush()
+        return
     told = {KillHow.EXIT: "exit", KillHow.HANG: "hang", KillHow.OOM: "exit" if spare else "run out of memory"}
     fate = f"was told to {told[how]}" if how in told else f"was sent {how.name}"
     for each in chosen:

@@ -2,16 +2,14 @@
 
 import os
 import sys
-from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from deadpool_run.agent.console import tell
-from deadpool_run.cli.runs.find import RunDir, RunId, connect_run
+from deadpool_run.cli.runs.find import RunDir, RunId, connect_run, node_here
 from deadpool_run.cli.runs.stacks import NoStackError, stacks_of
 from deadpool_run.errors import UsageError
-from deadpool_run.view.client import ControlClient
 
 
 def stack(
@@ -29,7 +27,7 @@ def stack(
     """
     with connect_run(run_dir, run_id, os.environ) as client:
         status = client.ask({"do": "status"})
-        here = _node(client, status)
+        here = node_here(client.run_dir, status)
     ranks = status.get("ranks", [])
     if rank is not None:
         if rank >= len(ranks):
@@ -47,12 +45,3 @@ def stack(
             tell(f"{what}: {error}")
     if failed == len(chosen):
         raise typer.Exit(1)
-
-
-def _node(client: ControlClient, status: Mapping[str, Any]) -> str | None:
-    """Return the name of this machine's node; None in a run of one machine."""
-    leader = status.get("coordinator")
-    if not leader:
-        return None
-    name = client.run_dir.name
-    return name.removeprefix("node-") if name.startswith("node-") else str(leader.get("node"))

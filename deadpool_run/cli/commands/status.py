@@ -52,6 +52,10 @@ def status(  # noqa: PLR0913 - one parameter for each option
         if terminal and not once and not as_json:
             from rich.console import Console  # noqa: PLC0415 - as above
 
+            if sys.stdin.isatty():
+                from deadpool_run.cli.screen.viewer import show_screen  # noqa: PLC0415 - as above
+
+                raise typer.Exit(show_screen(run, Console(), sys.stdin.fileno()))
             raise typer.Exit(view.follow_live(run, Console()))
         show = view.follow if watch and not once else view.show_once
         raise typer.Exit(show(run, as_json=as_json))

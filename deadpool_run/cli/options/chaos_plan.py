@@ -7,17 +7,18 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from deadpool_run.agent.chaos.plan import ChaosPlan, PlannedFault
+from deadpool_run.cli.options.fault_kind import SLOW_S, fault_kind
 from deadpool_run.cli.options.nearest import nearest
 from deadpool_run.cli.options.resolve import parse_duration_s
-from deadpool_run.core.injection import HANGS, KillHow
+from deadpool_run.core.injection import HANGS, KillHow, Slowness
 from deadpool_run.errors import UsageError
 from deadpool_run.view.victims import ACTIVITIES, Victims
 
-_KEYS = ("rank", "random", "node", "spare", "how", "every", "at-step", "phase", "count")
+_KEYS = ("rank", "random", "node", "spare", "agent", "how", "for", "every", "at-step", "phase", "count")
 _VICTIMS = _KEYS[:4]
-_FILLERS = ("a", "at")
-"""Words that plain English puts before others: `a spare`, `at step 40`."""
-_WITHOUT_VALUE = ("random", "spare")
+_FILLERS = ("a", "at", "the", "of")
+"""Words that plain English puts before others: `a spare`, `at step 40`, `the agent of node a`."""
+_WITHOUT_VALUE = ("random", "spare", "agent")
 _FOR_A_PLAN = 'write for example "kill every 60s" or the name of a YAML file'
 _MOST_BYTES = 1 << 20
 
@@ -36,6 +37,8 @@ class Limits:
     world_size: int
     has_spares: bool
     finds_hangs: bool
+    nodes: int = 1
+    """With spare ones."""
 
 
 def read_plan(value: str, fresh_seed: int, limits: Limits) -> ChaosPlan:
@@ -145,14 +148,17 @@ def _unknown(where: str, word: str, known: tuple[str, ...]) -> UsageError:
 def _fault(where: str, parts: Mapping[str, _Text], limits: Limits) -> PlannedFault:
     if "every" not in parts and "at-step" not in parts:
         raise UsageError(f"{where}: no time for the fault\nadd `every 60s` or `at-step 100`")
-    hows = tuple(_how(word, parts["how"], limits) for word in _words(parts, "how")) or (KillHow.SIGKILL,)
+    hows = _hows(parts, limits)
+    victims = _victims(where, parts, limits)
+    if victims.spare and any(isinstance(how, Slowness) for how in hows):
+        raise _wrong(parts["how"], "a spare has no steps to slow", "name a rank, or another way")
     phase = parts.get("phase", _Text("", ""))
     if phase.text and phase.text not in ACTIVITIES:
         raise _wrong(phase, "not a phase", f"write one of {', '.join(ACTIVITIES)}")
     if "count" in parts and "every" not in parts:
         raise _wrong(parts["count"], "a count needs `every`", "add for example `every 60s`")
     return PlannedFault(
-        _victims(where, parts, limits),
+        victims,
         hows,
         _times(parts["every"]) if "every" in parts else None,
         _whole("at-step", parts["at-step"], 0) if "at-step" in parts else None,
@@ -161,7 +167,29 @@ def _fault(where: str, parts: Mapping[str, _Text], limits: Limits) -> PlannedFau
     )
 
 
+def _hows(parts: Mapping[str, _Text], limits: Limits) -> tuple[KillHow | Slowness, ...]:
+    seconds = parse_duration_s(parts["for"].text) if "for" in parts else SLOW_S
+    if seconds is None or seconds <= 0:
+        raise _wrong(parts["for"], "not a duration", "write for example 30s or 5m")
+    hows = tuple(_how(word, parts["how"], seconds, limits) for word in _words(parts, "how")) or (KillHow.SIGKILL,)
+    if "for" in parts and not any(isinstance(how, Slowness) for how in hows):
+        raise _wrong(parts["for"], "only a slow rank has a time", "add for example `with slow:3`")
+    return hows
+
+
+def _agent(where: str, parts: Mapping[str, _Text], limits: Limits) -> Victims:
+    for key in ("rank", "spare", "how", "phase"):
+        if key in parts:
+            raise UsageError(f"{where}: `agent` and `{key}` exclude each other\nremove one of them")
+    if limits.nodes == 1:
+        raise UsageError(f"{where}: the run has one machine, and would end with its agent\nname a rank instead")
+    node = parts["node"].text if "node" in parts else None
+    return Victims(drawn=node is None, node=node, agent=True)
+
+
 def _victims(where: str, parts: Mapping[str, _Text], limits: Limits) -> Victims:
+    if "agent" in parts and not _is_false(parts["agent"]):
+        return _agent(where, parts, limits)
     named = [key for key in _VICTIMS if key in parts and not (key in _WITHOUT_VALUE and _is_false(parts[key]))]
     if len(named) > 1:
         raise UsageError(f"{where}: {' and '.join(f'`{key}`' for key in named)} exclude each other\nremove one of them")
@@ -188,12 +216,13 @@ def _words(parts: Mapping[str, _Text], key: str) -> tuple[str, ...]:
     return tuple(filter(None, map(str.strip, parts[key].text.split(",")))) if key in parts else ()
 
 
-def _how(word: str, value: _Text, limits: Limits) -> KillHow:
-    if word not in list(KillHow):
-        raise _wrong(_Text(word, value.where), "no way to fail", f"write one of {', '.join(KillHow)}")
-    if word in HANGS and not limits.finds_hangs:
+def _how(word: str, value: _Text, slow_for_s: float, limits: Limits) -> KillHow | Slowness:
+    how = fault_kind(word, slow_for_s)
+    if not isinstance(how, KillHow | Slowness):
+        raise _wrong(_Text(word, value.where), *how.split("\n"))
+    if how in HANGS and not limits.finds_hangs:
         raise _wrong(_Text(word, value.where), "--hang-timeout 0 finds no hang", "set for example --hang-timeout 10s")
-    return KillHow(word)
+    return how
 
 
 def _times(value: _Text) -> tuple[float, float]:

@@ -213,13 +213,8 @@ class _Reader:
                 self._end(int(event["worker"]), now, _exit(event))
             case "SetupCompleted" if worker in self._open:
                 self._open[int(event["worker"])].set_up = now
-            case "KillRequested":
-                spare = event.get("spare")
-                what = f"rank {event.get('rank')}" if spare is None else f"spare worker {spare}"
-                rank = int(event["rank"]) if spare is None else None
-                self._note(now, "kill", f"{what} gets {event.get('how')}", rank)
-            case "AgentKillRequested":
-                self._note(now, "kill", f"the agent of node {event.get('node')} gets sigkill", None)
+            case "KillRequested" | "SlowRequested" | "AgentKillRequested":
+                self._note(now, "kill", *_fault(event))
             case "NodeLost":
                 self._note(now, "node", f"node {event.get('node')} was lost: {event.get('reason')}")
             case "NodesLost":
@@ -280,6 +275,20 @@ class _Reader:
             tenure.began -= began
             tenure.set_up = None if tenure.set_up is None else tenure.set_up - began
             tenure.ended = None if tenure.ended is None else tenure.ended - began
+
+
+def _fault(event: Mapping[str, Any]) -> tuple[str, int | None]:
+    """Return an injected fault in words, and the rank that it hits, if it is one."""
+    rank, spare = event.get("rank"), event.get("spare")
+    match event["type"]:
+        case "AgentKillRequested":
+            return f"the agent of node {event.get('node')} gets sigkill", None
+        case "SlowRequested":
+            return f"rank {rank} is slowed {event.get('factor')} times for {event.get('for_s')} s", rank
+        case _ if spare is not None:
+            return f"spare worker {spare} gets {event.get('how')}", None
+        case _:
+            return f"rank {rank} gets {event.get('how')}", rank
 
 
 def _exit(event: Mapping[str, Any]) -> str:

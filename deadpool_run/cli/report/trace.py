@@ -60,7 +60,7 @@ def _events(history: History) -> Iterator[dict[str, Any]]:
             ("capture ms", sample.capture_s * 1e3),
             ("snapshot bytes", sample.bytes),
         ):
-            yield {"ph": "C", "pid": _JOB, "ts": sample.now * _PER_US, "name": name, "args": {"value": value}}
+            yield {"ph": "C", "pid": _JOB, "tid": 0, "ts": sample.now * _PER_US, "name": name, "args": {"value": value}}
 
 
 def _named(pid: int, what: str, name: str) -> dict[str, Any]:

@@ -33,6 +33,7 @@ _EVENTS: Mapping[str, str] = {
     "LoopFinished": "worker {worker} completed its last step, {version}",
     "WorkerHung": "worker {worker} hangs: {reason}",
     "KillRequested": "a user kills rank {rank} ({how})",
+    "SlowRequested": "a user slows rank {rank} {factor} times for {for_s} s",
     "AgentKillRequested": "a user kills the agent of node {node}",
 }
 """Texts of events. Other events are not shown."""

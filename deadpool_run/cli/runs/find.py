@@ -92,6 +92,15 @@ def run_at(path: Path) -> Run:
     return Run(path, last_leaders(records_of(path)))
 
 
+def node_here(run_dir: Path, status: Mapping[str, Any]) -> str | None:
+    """Return the node of the agent that has this run directory; None in a run of one machine."""
+    leader = status.get("coordinator")
+    if not leader:
+        return None
+    name = run_dir.name
+    return name.removeprefix("node-") if name.startswith("node-") else str(leader.get("node"))
+
+
 def all_runs(environment: Mapping[str, str]) -> list[Run]:
     """Return the runs in the default place, the newest first."""
     folder = state_dir(environment)

@@ -8,6 +8,7 @@ from deadpool_run.core import events as ev
 from deadpool_run.core import placement, places
 from deadpool_run.core.copies import buddies, holders
 from deadpool_run.core.decision import Decision
+from deadpool_run.core.injection import Slowness, is_possible
 from deadpool_run.core.members import Member
 from deadpool_run.core.recovery import relocation, repair, restart, shutdown, spare_pool
 from deadpool_run.core.transitions import ATTACHED, JobPhase, MemberPhase
@@ -141,7 +142,7 @@ def _note_failures(decision: Decision, fallen: list[repair.LostRank]) -> None:
     """Count the losses against their places, unless others are to blame, or the node is gone."""
     state = decision.state
     for member in (one.member for one in fallen if one.left is not None):
-        if member.injected_at is not None or member.blameless:
+        if member.is_injected or member.blameless:
             continue
         node, local_rank = member.node, state.seats[member.held_rank].local_rank
         was_bad = places.is_bad(state, node, local_rank)
@@ -206,8 +207,25 @@ def kill_requested(decision: Decision, event: ev.KillRequested) -> None:
     elif owner.phase is MemberPhase.ENDING:
         decision.announce(what, "its worker is being ended already")
     else:
-        decision.set_member(owner.worker, injected_at=decision.now)
+        decision.set_member(owner.worker, injected_at=decision.now, slowed_until=decision.now)
         decision.order(do.KillWorker(owner.worker, event.how, f"fault injected into rank {event.rank}", injected=True))
+
+
+def slow_requested(decision: Decision, event: ev.SlowRequested) -> None:
+    """Slow a rank's worker for a time, or tell the user why not."""
+    slowness = Slowness(event.factor, event.for_s)
+    owner = decision.state.owner(event.rank) if 0 <= event.rank < decision.settings.world_size else None
+    if not is_possible(slowness):
+        decision.announce(f"rank {event.rank} is not slowed", f"{slowness} is not possible")
+    elif owner is None or owner.phase is MemberPhase.ENDING:
+        decision.announce(f"rank {event.rank} is not slowed", "no worker holds the rank now")
+    else:
+        decision.set_member(owner.worker, slowed=slowness, slowed_until=decision.now + event.for_s)
+        decision.announce(
+            f"rank {event.rank} (worker {owner.worker}) is slowed {event.factor:g} times for {event.for_s:g} s",
+            "a user injected this fault",
+        )
+        decision.effects.append(do.SlowWorker(owner.worker, event.factor, event.for_s))
 
 
 def agent_kill_requested(decision: Decision, event: ev.AgentKillRequested) -> None:

@@ -58,8 +58,7 @@ def note_loss(decision: Decision, fallen: LostRank) -> None:
     """Note the loss in the repair, which it may begin."""
     member = fallen.member
     repair = _under_way(decision)
-    injected = member.injected_at is not None
-    loss = do.Loss(member.held_rank, member.worker, fallen.cause, injected, planned=member.planned)
+    loss = do.Loss(member.held_rank, member.worker, fallen.cause, member.is_injected, planned=member.planned)
     repair.losses = (*repair.losses, loss)
     repair.lost_at[member.held_rank] = decision.now
     held = (*(fallen.left or ()), repair.dead_held)
@@ -76,7 +75,7 @@ def _under_way(decision: Decision) -> Repair:
 
 def _is_attempt(repair: Repair, lost: Member) -> bool:
     """Tell whether the loss counts: the first one does, and one that ends an attempt with a replacement or a version."""
-    if lost.injected_at is not None or lost.blameless:
+    if lost.is_injected or lost.blameless:
         return False
     return not repair.losses or lost.replacement or repair.resume is not None
 

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from deadpool_run.agent.chaos.plan import ChaosPlan, PlannedFault
 from deadpool_run.agent.chaos.runner import Chaos, verdict_line
 from deadpool_run.core.effects import Incident, Loss
-from deadpool_run.core.injection import KillHow
+from deadpool_run.core.injection import KillHow, Slowness
 from deadpool_run.view.victims import Victims
 
 HOWS = (KillHow.SIGKILL, KillHow.EXIT, KillHow.SIGSEGV)
@@ -21,13 +21,14 @@ class Job:
 
     def __init__(self, *statuses, wanted=1):
         self.statuses, self.wanted = list(statuses), wanted
-        self.asked = []
+        self.asked, self.times = [], []
         self.enough = asyncio.Event()
 
     def answer(self, request):
         if request["do"] == "status":
             return self.statuses.pop(0) if len(self.statuses) > 1 else self.statuses[0]
         self.asked.append((len(self.statuses), request))
+        self.times.append(asyncio.get_running_loop().time())
         if len(self.asked) >= self.wanted:
             self.enough.set()
         return {"ok": True, "worker": request.get("worker", 10 + request.get("rank", 0))}
@@ -49,11 +50,11 @@ def status(phase="running", *, activity="step", step=5, generation=0, spares=("r
     return {"phase": phase, "ranks": ranks, "spares": shown, "generation": generation}
 
 
-def injected(job, *faults):
+def injected(job, *faults, seed=7):
     """Run a rehearsal until it has injected the wanted number of faults."""
 
     async def run():
-        chaos = Chaos(ChaosPlan(faults, 7), job.answer)
+        chaos = Chaos(ChaosPlan(faults, seed), job.answer)
         async with asyncio.timeout(30):
             await job.enough.wait()
         chaos.stop()
@@ -120,6 +121,55 @@ def test_a_phase_of_a_repair_is_hit_in_the_repair():
     job = Job(*[status()] * 4, repairing, wanted=4)
     injected(job, *[PlannedFault(Victims(drawn=True), at_step=1, phase="rehearsal")] * 4)
     assert {request["rank"] for _, request in job.asked} == {2}
+
+
+def over_nodes():
+    shown = status()
+    for rank in shown["ranks"]:
+        rank["node"] = f"n{rank['rank'] // 2}"
+    shown |= {
+        "coordinator": {"node": "n0"},
+        "nodes": [{"node": f"n{number}", "name": f"n{number}"} for number in range(3)],
+    }
+    return shown
+
+
+def test_the_agent_of_any_node_but_the_leaders_is_killed():
+    hit = set()
+    for seed in range(20):
+        job = Job(over_nodes())
+        chaos = injected(job, PlannedFault(Victims(drawn=True, agent=True), at_step=1), seed=seed)
+        ((_, request),) = job.asked
+        hit.add(request["node"])
+        assert (request["do"], request["force"]) == ("kill-agent", True)
+        workers = {"n1": {12, 13}, "n2": set()}[request["node"]]
+        assert chaos.injected[0].workers == workers
+        losses = tuple(Loss(worker - 10, worker, "was lost", injected=True, replacement=20) for worker in workers)
+        assert chaos.verdict(0, 0)["open"] == bool(workers)
+        for loss in losses:  # one repair for each, and the fault is answered by the last
+            assert not chaos.injected[0].repaired
+            chaos.repaired(replace(INCIDENT, losses=(loss,)))
+        verdict = chaos.verdict(0, 0)
+        assert (verdict["hows"], verdict["open"], verdict["repaired"]) == ({"agent": 1}, 0, bool(workers))
+    assert hit == {"n1", "n2"}
+
+
+def test_the_agent_of_a_named_node_may_lead():
+    job = Job(over_nodes())
+    injected(job, PlannedFault(Victims(node="n0", agent=True), at_step=1))
+    assert [request["node"] for _, request in job.asked] == ["n0"]
+
+
+def test_the_next_fault_waits_until_a_slow_rank_is_slow_no_more():
+    job = Job(status(), wanted=2)
+    slow = PlannedFault(Victims(rank=1), (Slowness(3.0, 0.3),), at_step=1)
+    chaos = injected(job, slow, PlannedFault(Victims(rank=2), at_step=1))
+    (_, first), (_, second) = job.asked
+    assert first == {"do": "slow-rank", "rank": 1, "factor": 3.0, "for_s": 0.3}
+    assert second["rank"] == 2
+    assert job.times[1] - job.times[0] >= 0.3
+    verdict = chaos.verdict(0, 0)
+    assert (verdict["hows"], verdict["slowed"], verdict["open"]) == ({"slow": 1, "sigkill": 1}, 1, 1)
 
 
 def test_the_verdict_counts_what_became_of_the_faults():

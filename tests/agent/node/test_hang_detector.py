@@ -151,6 +151,62 @@ def test_a_hang_is_told_once_it_was_seen_for_the_whole_timeout_and_again_if_it_g
     assert len(looks) == 2 * (LOOKS + 1), "a first look, and as many more as a time-out has"
 
 
+def watched(looks_until, stopped_pid=None, **options):
+    """Return the hangs that are told of while a detector looks so many times at a world without progress."""
+    told, looks = [], []
+
+    async def run():
+        over = asyncio.Event()
+
+        def look():
+            looks.append(len(looks))
+            if len(looks) > looks_until:
+                over.set()
+                return ()
+            return world("5:9/8", "5:8/8")
+
+        detector = HangDetector(
+            0.02,
+            look=look,
+            pid=lambda worker: stopped_pid if worker == 10 else None,
+            submit=told.append,
+            say=told.append,
+            **options,
+        )
+        async with asyncio.timeout(30):
+            await over.wait()
+        detector.close()
+
+    asyncio.run(run())
+    return told
+
+
+def test_a_slow_rank_has_as_many_times_longer():
+    slow = {"slowed": lambda: {WorkerId(11): 3.0}}
+    assert watched(3 * LOOKS, **slow) == []
+    (hang,) = watched(3 * LOOKS + 1, **slow)
+    assert (hang.worker, "made progress for 0.06 s" in hang.reason) == (11, True)
+    assert len(watched(LOOKS + 1)) == 1
+
+
+def test_the_end_of_a_slow_time_is_no_hang():
+    times = iter([{WorkerId(11): 9.0}] * (2 * LOOKS))
+    assert watched(3 * LOOKS, slowed=lambda: next(times, {})) == []
+
+
+def test_a_stop_of_a_slow_rank_is_not_the_fault_that_is_looked_for():
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as process:
+        try:
+            process.send_signal(signal.SIGSTOP)
+            os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
+            (hang,) = watched(LOOKS + 1, stopped_pid=process.pid)
+            assert hang.worker == 10
+            (hang,) = watched(3 * LOOKS + 1, stopped_pid=process.pid, slowed=lambda: {WorkerId(10): 3.0})
+            assert hang.worker == 11
+        finally:
+            process.kill()
+
+
 def test_every_culprit_is_told_of():
     told = watch(lambda: world("5:9/8", "5:8/8", "5:8/8"), 2)
     assert [event.worker for event in told] == [11, 12]
