@@ -59,6 +59,8 @@ def test_a_rehearsal_injects_its_faults_and_tells_programs_what_happened(cluster
         "json",
         "--durable",
         str(tmp_path / "durable"),
+        "--durable-every",
+        "5",
         "--metrics-port",
         "0",
         "--on-repair",
@@ -69,6 +71,7 @@ def test_a_rehearsal_injects_its_faults_and_tells_programs_what_happened(cluster
     job = cluster("--steps", "20", "--hold", "15", nproc=2, spares=1, options=options, env={"DEADPOOL_TOKEN": "x" * 16})
     job.wait_state(1, 2)
     job.wait_stderr('"recovered"')
+    job.wait_status(lambda status: status["durable"]["version"], "checkpoint")
     (port,) = re.findall(r'"port": (\d+)', job.stderr)
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
         metrics = answer.read().decode()

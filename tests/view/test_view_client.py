@@ -300,7 +300,7 @@ def test_a_job_that_is_not_protected_is_only_hurt_with_yes(live):
         ("1 --random", "name one of RANK"),
         ("--random --phase step", "--phase 'step': not one of its values, or without RANK"),
         ("1 --every soon", "--every 'soon': not a duration"),
-        ("1 --how nuke", "--how 'nuke': no way to fail\nwrite one of sigkill, sigterm,"),
+        ("1 --how nuke", "--how 'nuke': no way to fail\n  write one of sigkill, sigterm,"),
         ("1 --how slow:0.5", "--how 'slow:0.5': the factor must be above 1"),
         ("1 --for 30s", "--for: only a slow rank has a time"),
         ("--spare --how slow:2", "--spare: a spare has no steps to slow"),

@@ -260,7 +260,9 @@ class _Reader:
 
     def finish(self) -> None:
         """Make times relative to the start."""
-        history, began = self._history, self._began or 0.0
+        history = self._history
+        # The first sample may be a moment older than the first decision.
+        began = min([self._began or 0.0, *(sample.now for sample in history.samples[:1])])
         last_sample = [history.samples[-1].now] if history.samples else []
         history.duration = max([began, self._now or 0.0, *last_sample]) - began
         history.samples = [
