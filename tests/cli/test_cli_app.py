@@ -132,7 +132,7 @@ def test_help_has_the_most_used_options_and_fits_the_terminal(columns):
         ("--config nowhere.yaml train.py", "nowhere.yaml: cannot be read", "--no-config"),
         ("--color blue train.py", "--color 'blue'", "write one of auto, always, never"),
         ("kill-rank", "name one of RANK, --random, --node and --spare", "kill-rank 1"),
-        ("kill-rank 1 --how politely", "politely", "deadpool-run --help"),
+        ("kill-rank 1 --how politely", "politely", "write one of sigkill"),
     ],
 )
 def test_a_wrong_line_is_refused_on_stderr_alone_with_code_2(home, line, first, last):
