@@ -75,6 +75,9 @@ class Fault:
     def heal(self, cluster: Cluster, pairs: list[tuple[str, str]]) -> None:
         cluster.note(f"!! healed: {pairs}")
         cluster.net.heal(pairs)
+        cluster.disturbed_at = (
+            cluster.clock.now
+        )  # messages of before the cut arrive, a node that was lost may start a worker
         cluster.gathering.healed()
         cluster.troubled_at = cluster.clock.now + 4 * T
 

@@ -359,8 +359,9 @@ class Simulation:
         patient = phase is JobPhase.STOPPING or quiet < shutdown.UNREAPED_S + BOUND_S
         if patient and any(worker.wedged for worker in self.workers.values()):
             return  # such a worker is killed, again when the job stops, and then left
-        if phase is JobPhase.STARTING and quiet < timers.START_S + BOUND_S:
-            return
+        frozen_spare = any(w.alive and w.frozen and w.mode is Mode.PREPARING for w in self.workers.values())
+        if (phase is JobPhase.STARTING or frozen_spare) and quiet < timers.START_S + BOUND_S:
+            return  # a spare that may take the rank is replaced if it is not ready by then
         if len(self.state.nodes) < self.settings.nodes:
             return  # it waits for a node, or stops: check_end checks the reason
         assert phase in (JobPhase.UNPROTECTED, JobPhase.RUNNING, JobPhase.FINISHING), f"still {phase} after {quiet:g} s"
