@@ -4,7 +4,7 @@ import pytest
 from shells_planted import PLANTS
 from stories import tell
 
-SEEDS = 30
+SEEDS = 200
 
 
 @pytest.mark.slow
