@@ -79,7 +79,7 @@ class NodeResynced(Tagged):
     """The inventory of a node after the coordinator moved: every worker of this generation that was started there.
 
     `discarded` is the epoch and the version of the last `DiscardAbove` that reached the node. `holds` are the ranks of which
-    its vault has anything, also of what arrives just now.
+    its vault has anything, also of what arrives just now. `failed_devices` are the local ranks and reasons of `DeviceFailed`.
     """
 
     node: NodeId
@@ -87,7 +87,6 @@ class NodeResynced(Tagged):
     discarded: tuple[Epoch, Version] = (_NO_EPOCH, Version(-1))
     holds: tuple[Rank, ...] = ()
     failed_devices: tuple[tuple[int, str], ...] = ()
-    """As in `DeviceFailed`."""
 
 
 class SnapshotCommitted(Tagged):
@@ -228,14 +227,13 @@ class SurvivorDrained(_OfWorkerInEpoch):
 class DrainFailed(_OfWorkerInEpoch):
     """The worker's script raised while its step was drained. Its objects may be inconsistent, so it cannot continue.
 
-    `again`: it can run its script again from the top, and waits for that order.
+    `again`: it can run its script again from the top, and waits for that order. `kind` and what follows are of the exception.
     """
 
     message: str
     again: bool = False
     step: int | None = None
     kind: str = ""
-    """Of the exception, like the next three; empty if there was none."""
     error: str = ""
     traceback: str = ""
     blame: Blame = Blame.SCRIPT
@@ -281,11 +279,10 @@ class CollectiveFailed(_OfWorkerInEpoch):
 
 
 class CaptureSkipped(_OfWorker):
-    """The worker did not capture this version: it had no free slot, or no memory."""
+    """The worker did not capture this version: it had no free slot, or no memory for the growth in `no_memory`."""
 
     version: Version
     no_memory: str = ""
-    """The growth that did not fit into memory; empty if the reason was another one."""
 
 
 class StepsLimited(_OfWorkerInEpoch):
@@ -312,12 +309,11 @@ class WorkerHung(_OfWorker):
 
 
 class KillRequested(Tagged):
-    """A user injects a fault into the worker of a rank, or into a spare."""
+    """A user injects a fault into the worker of a rank, or into a spare; then the rank has no meaning."""
 
     rank: Rank
     how: KillHow
     spare: WorkerId | None = None
-    """The spare to fail; then the rank has no meaning."""
 
 
 class SlowRequested(Tagged):

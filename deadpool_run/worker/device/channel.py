@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from torch.distributed import ProcessGroup
+
 from deadpool_run.worker.device.backend import DeviceBackend
 
 _INSIDE_S = 2.0
@@ -52,6 +54,26 @@ class Channel:
         """Wait a limited time until no thread is inside. Only the abort frees a call that does not return."""
         with self._changed:
             self._changed.wait_for(lambda: not self._inside, _INSIDE_S)
+
+
+class StartedCoalescing:
+    """A coalescing on the device, from its start to its end. It stays inside the channel: an abort waits for its end."""
+
+    def __init__(self, channel: Channel) -> None:
+        self.channel = channel
+        self.fills: list[Callable[[], None]] = []
+
+    def fill(self) -> None:
+        """Record what the coalesced collectives received."""
+        for fill in self.fills:
+            fill()
+
+
+class ThreadCoalescing(threading.local):
+    """The coalescing that a thread has started and not ended yet, on the device or over Gloo."""
+
+    started: StartedCoalescing | None = None
+    inner: ProcessGroup | None = None
 
 
 class ChannelsEnd:

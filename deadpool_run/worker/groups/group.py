@@ -1,6 +1,5 @@
 """A process group that outlives its communicators: connected while all members live, fake otherwise."""
 
-import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -16,7 +15,7 @@ from deadpool_run.worker.codec import tensors_in
 from deadpool_run.worker.compat import c10d
 from deadpool_run.worker.compat.group_api import GroupApi
 from deadpool_run.worker.device.backend import DeviceBackend, GroupSpec
-from deadpool_run.worker.device.channel import Channel
+from deadpool_run.worker.device.channel import Channel, StartedCoalescing, ThreadCoalescing
 from deadpool_run.worker.groups.collectives import COALESCED, COLLECTIVES, Collective, Parts, answer
 from deadpool_run.worker.groups.connect import EpochGroup
 from deadpool_run.worker.groups.owner import ANY_ATTEMPT, GroupOwner
@@ -46,7 +45,7 @@ class Group(GroupApi):
         self.destroyed = False
         self._epoch: EpochGroup | None = None
         self._device: DeviceBackend | None = registry.device if spec.on_device else None
-        self._coalescing = _Coalescing()
+        self._coalescing = ThreadCoalescing()
         self._name = spec.group
         self._description = "undefined"
 
@@ -143,7 +142,7 @@ class Group(GroupApi):
             return None
         return RecordedWork(work, fill)
 
-    def _enter(self) -> tuple[Channel | None, "_Started | None"]:
+    def _enter(self) -> tuple[Channel | None, StartedCoalescing | None]:
         """Enter the device's communicator, or be inside that of this thread's coalescing; None while results are fake.
 
         A coalescing goes on with the communicator on which it began: leaving it half-way would keep all later calls of the
@@ -173,7 +172,7 @@ class Group(GroupApi):
         if channel is None:
             self.registry.note_fake()
             return
-        coalescing.started = _Started(channel)
+        coalescing.started = StartedCoalescing(channel)
         c10d.start_coalescing(channel.target, device)
 
     start_coalescing = _start_coalescing
@@ -203,7 +202,7 @@ class Group(GroupApi):
             with suppress(RuntimeError):
                 self._end_on_device(started, self._device.place())
 
-    def _end_on_device(self, started: "_Started", device: torch.device) -> Any:
+    def _end_on_device(self, started: StartedCoalescing, device: torch.device) -> Any:
         try:
             work = c10d.end_coalescing(started.channel.target, device)
         finally:
@@ -324,26 +323,6 @@ class Group(GroupApi):
     def __repr__(self) -> str:
         state = "fake" if self.inner is None else "attached"
         return f"<deadpool group {self._name!r}, rank {self.spec.rank} of {len(self.spec.ranks)}, {state}>"
-
-
-class _Started:
-    """A coalescing on the device, from its start to its end. It stays inside the channel: an abort waits for its end."""
-
-    def __init__(self, channel: Channel) -> None:
-        self.channel = channel
-        self.fills: list[Callable[[], None]] = []
-
-    def fill(self) -> None:
-        """Record what the coalesced collectives received."""
-        for fill in self.fills:
-            fill()
-
-
-class _Coalescing(threading.local):
-    """The coalescing that a thread has started and not ended yet."""
-
-    started: _Started | None = None
-    inner: dist.ProcessGroup | None = None
 
 
 def _is_for(device: DeviceBackend, collective: Collective, parts: Parts) -> bool:
