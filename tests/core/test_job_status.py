@@ -48,7 +48,7 @@ def test_a_loop_outside_the_librarys_is_told_at_once():
 
 def test_a_vacant_and_a_finished_rank_have_no_worker():
     ranks = run(*PROTECTED, "kill w2", "kill w1 held=4,5")["ranks"]
-    assert ranks[1] == {"rank": 1, "worker": None, "pid": None, "phase": "vacant", "node": "node"}
+    assert ranks[1] == {"rank": 1, "worker": None, "pid": None, "phase": "vacant", "node": "node", "local_rank": 1}
     assert run(*PROTECTED, "exit w0 code=0")["ranks"][0]["phase"] == "done"
 
 

@@ -103,7 +103,10 @@ class Chaos:
                 {"do": "kill-agent", "node": victim["node"], "force": True},
             )
         elif isinstance(how, Slowness):
-            name, request = f"rank {victim['rank']}", {"do": "slow-rank", "rank": victim["rank"], **how._asdict()}
+            name, request = (
+                f"rank {victim['rank']}",
+                {"do": "slow-rank", "rank": victim["rank"], "factor": how.factor, "for_s": how.for_s},
+            )
         elif target.spare:
             name, request = "a spare", {"do": "kill-spare", "worker": victim["worker"], "how": how.value}
         else:

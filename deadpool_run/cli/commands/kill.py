@@ -126,7 +126,7 @@ def _awaited(run: ControlClient, target: Victims, at_step: int | None, phase: st
 def _kill(run: ControlClient, chosen: Sequence[Mapping[str, Any]], how: KillHow | Slowness, *, spare: bool) -> None:
     if isinstance(how, Slowness):
         for each in chosen:
-            done = run.ask({"do": "slow-rank", "rank": each["rank"], **how._asdict()})
+            done = run.ask({"do": "slow-rank", "rank": each["rank"], "factor": how.factor, "for_s": how.for_s})
             sys.stdout.write(
                 f"rank {done['rank']}: worker {done['worker']} (pid {done['pid']}) "
                 f"is slowed {how.factor:g} times for {how.for_s:g} s\n"
