@@ -1,5 +1,7 @@
 """A rank that is slowed on purpose: slower than the others of its run, never taken for hung, and the weights are the same."""
 
+import re
+
 RANKS = 2
 STEPS = 30
 SLOW_FROM = 8
@@ -25,7 +27,7 @@ def test_a_slowed_rank_is_slower_than_the_other_and_is_not_lost(cluster, unfaile
     assert slowness(job, 1, range(SLOW_FROM + 4, STEPS)) > FACTOR / 2, job.told()
     assert slowness(job, 1, range(2, SLOW_FROM)) < FACTOR / 2, job.told()
     assert job.incidents() == []
-    assert "rank 1 (worker 1) is slowed 4 times for 600 s: a user injected this fault" in job.stderr
+    assert re.search(r"rank 1 \(worker \d\) is slowed 4 times for 600 s: a user injected this fault", job.stderr)
     assert "1 fault injected (1 slow), 1 of slow ranks, 0 steps repeated" in job.stderr
     assert "the run survived" in job.stderr
     job.account.check_same_as(unfailed)
