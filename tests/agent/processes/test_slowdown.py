@@ -1,7 +1,6 @@
 """A process that is slowed: next to one that is not, on the same machine at the same time."""
 
 import asyncio
-import os
 import signal
 import subprocess
 import sys
@@ -12,31 +11,44 @@ import pytest
 from deadpool_run.agent.processes.children import Process
 from deadpool_run.agent.processes.slowdown import Slowdown
 
-BUSY = "while True: pass"
+TICKING = """
+import os, time
+while True:
+    time.sleep(0.002)
+    os.write(1, b".")
+"""
+"""Progress that needs time and hardly any CPU: other programs on the machine hold up both processes alike."""
+TICKS = 500
 
 
 class Pair:
-    """Two busy processes on one CPU, which share it equally unless one is slowed."""
+    """Two processes that make the same progress unless one is slowed."""
 
-    def __init__(self):
-        self.children = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(2)]
-        for child in self.children:
-            os.sched_setaffinity(child.pid, {min(os.sched_getaffinity(0))})
+    def __init__(self, folder):
+        self._files = [folder / "slow", folder / "other"]
+        self.children = []
+        for path in self._files:
+            with path.open("wb") as file:
+                self.children.append(subprocess.Popen([sys.executable, "-c", TICKING], stdout=file))
 
-    def work_s(self):
-        times = [psutil.Process(child.pid).cpu_times() for child in self.children]
-        return [each.user + each.system for each in times]
-
-    async def work_while(self, seconds):
-        before = self.work_s()
-        while sum(now - then for now, then in zip(self.work_s(), before, strict=True)) < seconds:  # noqa: ASYNC110 - nothing tells of CPU time
+    async def begun(self):
+        while not all(self._ticks()):  # noqa: ASYNC110 - nothing tells of a file's growth
             await asyncio.sleep(0.01)
-        return [now - then for now, then in zip(self.work_s(), before, strict=True)]
+
+    def _ticks(self):
+        return [path.stat().st_size for path in self._files]
+
+    async def progress(self):
+        """Return how far the slow process comes while the other makes this many ticks."""
+        slow, other = self._ticks()
+        while self._ticks()[1] < other + TICKS:  # noqa: ASYNC110 - as above
+            await asyncio.sleep(0.01)
+        return (self._ticks()[0] - slow) / TICKS
 
 
 @pytest.fixture
-def pair():
-    made = Pair()
+def pair(tmp_path):
+    made = Pair(tmp_path)
     yield made
     for child in made.children:
         child.kill()
@@ -45,6 +57,7 @@ def pair():
 
 def run(pair, test):
     async def with_process():
+        await pair.begun()
         process = Process(pair.children[0].pid, lambda _: None)
         await test(process)
         process.signal(signal.SIGKILL)
@@ -58,11 +71,9 @@ def run(pair, test):
 def test_a_slow_process_does_less_than_one_beside_it_and_as_much_afterwards(pair):
     async def test(process):
         slowdown = Slowdown(process, 4.0, 600.0, lambda: False)
-        slow, other = await pair.work_while(2.0)
-        assert slow < 0.5 * other
+        assert await pair.progress() < 0.5
         slowdown.close()
-        slow, other = await pair.work_while(2.0)
-        assert slow > 0.7 * other
+        assert await pair.progress() > 0.7
 
     run(pair, test)
 
@@ -72,8 +83,7 @@ def test_it_ends_by_itself_and_leaves_the_process_running(pair):
     async def test(process):
         Slowdown(process, 50.0, 0.5, lambda: False)
         await asyncio.sleep(0.6)
-        slow, other = await pair.work_while(2.0)
-        assert slow > 0.7 * other
+        assert await pair.progress() > 0.7
 
     run(pair, test)
 
