@@ -33,6 +33,10 @@ class Slowness(NamedTuple):
     def __str__(self) -> str:
         return f"slow:{self.factor:g} for {self.for_s:g} s"
 
+    def description(self) -> str:
+        """Return what happens to a rank, as text for messages."""
+        return f"is slowed {self.factor:g} times for {self.for_s:g} s"
+
 
 MAX_FACTOR = 100.0
 MAX_SLOW_S = 24 * 3600.0

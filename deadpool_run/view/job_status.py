@@ -55,26 +55,18 @@ def _draining(state: State) -> dict[str, Any] | None:
 def _rank(state: State, rank: int) -> dict[str, Any]:
     seat = state.seats[rank]
     if seat.owner is None:
-        phase = "done" if seat.done else "vacant"
-        return {
-            "rank": rank,
+        holder: dict[str, Any] = {
             "worker": None,
             "pid": None,
-            "phase": phase,
+            "phase": "done" if seat.done else "vacant",
             "node": seat.node,
-            "local_rank": seat.local_rank,
         }
-    member = state.members[seat.owner]
-    unmanaged = member.phase is MemberPhase.SETTING_UP and not state.managed
-    phase = "running" if unmanaged else member.phase.value
-    return {
-        "rank": rank,
-        "worker": member.worker,
-        "pid": member.pid,
-        "phase": phase,
-        "node": member.node,
-        "local_rank": seat.local_rank,
-    }
+    else:
+        member = state.members[seat.owner]
+        unmanaged = member.phase is MemberPhase.SETTING_UP and not state.managed
+        phase = "running" if unmanaged else member.phase.value
+        holder = {"worker": member.worker, "pid": member.pid, "phase": phase, "node": member.node}
+    return {"rank": rank, **holder, "local_rank": seat.local_rank}
 
 
 def _nodes(state: State) -> Iterator[dict[str, Any]]:

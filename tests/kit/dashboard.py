@@ -1,4 +1,4 @@
-"""What the Grafana dashboard of the docs asks Prometheus for, checked against a page of metrics."""
+"""The queries of the Grafana dashboard in the docs, checked against a page of metrics."""
 
 import json
 import re

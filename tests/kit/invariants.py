@@ -33,7 +33,7 @@ def _broken_counters(state: State) -> Iterator[str]:
     if (kept := _of_members(state.member_counters)) != (counted := _of_members(MemberCounters(state.members))):
         yield f"the counters of members are wrong: {kept}, not {counted}"
     if (seats := _of_seats(state.seat_counters)) != (anew := _of_seats(SeatCounters(state.seats))):
-        yield f"the counters of seats are wrong: {seats}, not {anew}"
+        yield f"the counters of seats are {seats}, and should be {anew}"
 
 
 def _of_members(kept: MemberCounters) -> tuple[object, ...]:

@@ -8,6 +8,7 @@ import torch.distributed as dist
 from kit import fake_device
 
 from deadpool_run.worker.device import choose
+from deadpool_run.worker.groups.transcript import Transcript
 
 NCCL = pytest.param(
     "nccl",
@@ -51,3 +52,21 @@ def reduced(device, value=1):
     tensor = device.full(value)
     dist.all_reduce(tensor)
     return tensor.tolist()
+
+
+def played_again(member, device, calls):
+    """Return the results of these calls, and those of a rehearsal that gets them from the transcript."""
+    member.registry.recording = Transcript()
+    member.start()
+    got = calls()
+    transcript = member.registry.recording.to_bytes()
+    member.registry.recording = None
+    member.registry.shut_down()
+    dist.destroy_process_group()
+    member.new_registry()
+    member.registry.playback = played = Transcript.from_bytes(transcript)
+    member.start(attached=False)
+    again = calls()
+    device.check()
+    assert (played.misses, played.left) == (0, 0), (played.first_miss, played.left)
+    return got, again

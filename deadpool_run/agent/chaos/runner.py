@@ -125,7 +125,7 @@ class Chaos:
             injection = Injection(frozenset({int(answer["worker"])}), how.value, generation, spare=target.spare)
         self.injected.append(injection)
         told = "sigkill" if target.agent else str(how)
-        fate = f"is slowed {how.factor:g} times for {how.for_s:g} s" if isinstance(how, Slowness) else f"gets {told}"
+        fate = how.description() if isinstance(how, Slowness) else f"gets {told}"
         tell(
             f"chaos: {name} {fate}, fault {len(self.injected)}",
             event="fault_injected",

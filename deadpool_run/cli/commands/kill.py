@@ -127,10 +127,7 @@ def _kill(run: ControlClient, chosen: Sequence[Mapping[str, Any]], how: KillHow 
     if isinstance(how, Slowness):
         for each in chosen:
             done = run.ask({"do": "slow-rank", "rank": each["rank"], "factor": how.factor, "for_s": how.for_s})
-            sys.stdout.write(
-                f"rank {done['rank']}: worker {done['worker']} (pid {done['pid']}) "
-                f"is slowed {how.factor:g} times for {how.for_s:g} s\n"
-            )
+            sys.stdout.write(f"rank {done['rank']}: worker {done['worker']} (pid {done['pid']}) {how.description()}\n")
         sys.stdout.flush()
         return
     told = {KillHow.EXIT: "exit", KillHow.HANG: "hang", KillHow.OOM: "exit" if spare else "run out of memory"}

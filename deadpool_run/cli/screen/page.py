@@ -51,7 +51,7 @@ LogLines = Callable[[int, int], Sequence[str]]
 
 @dataclass(frozen=True, slots=True)
 class ScreenSize:
-    """What a terminal can show."""
+    """The size of a terminal, and its colours."""
 
     columns: int
     lines: int

@@ -51,7 +51,7 @@ Action = Quit | Kill
 
 @dataclass(slots=True)
 class ScreenState:
-    """What the user looks at. Ranks are named by number: a new order or status moves the selection along."""
+    """The selected rank, the order and the view of one user. The selection keeps its rank in a new order or status."""
 
     status: Status
     order: RankOrder = RankOrder.RANK

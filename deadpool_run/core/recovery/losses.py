@@ -222,7 +222,7 @@ def slow_requested(decision: Decision, event: ev.SlowRequested) -> None:
     else:
         decision.set_member(owner.worker, slowed=slowness, slowed_until=decision.now + event.for_s)
         decision.announce(
-            f"rank {event.rank} (worker {owner.worker}) is slowed {event.factor:g} times for {event.for_s:g} s",
+            f"rank {event.rank} (worker {owner.worker}) {slowness.description()}",
             "a user injected this fault",
         )
         decision.effects.append(do.SlowWorker(owner.worker, event.factor, event.for_s))

@@ -25,7 +25,7 @@ class _Setting:
 
 
 class ProcessSettings:
-    """What the main thread has changed since `begin`."""
+    """The settings that the main thread has changed since `begin`."""
 
     def __init__(self) -> None:
         self._at_begin: dict[str, Any] = {}

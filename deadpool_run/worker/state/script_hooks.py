@@ -5,8 +5,6 @@ called. Hooks of libraries are their own business, and are not looked at.
 """
 
 import functools
-import secrets
-from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -14,6 +12,8 @@ from typing import Any, NoReturn
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
+
+from deadpool_run.worker.state.numbered import NumberedObjects
 
 _MODULE = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 _TENSOR = ("_backward_hooks", "_post_accumulate_grad_hooks")
@@ -45,7 +45,7 @@ class ScriptHooks:
         """The hooks by owner, as the loop began, without owners that had none."""
         self._now: dict[str, tuple[_Hook, ...]] = {}
         self._next_id = -1
-        self._new: deque[tuple[int, _Hook]] = deque(maxlen=_MOST_KEPT)
+        self._new: NumberedObjects[_Hook] = NumberedObjects(_MOST_KEPT)
 
     def begin(self, owners: Iterable[tuple[str, Any]], own: Collection[str]) -> None:
         """Note the hooks, as the loop begins. `own` are the names of the script's Python modules."""
@@ -66,11 +66,11 @@ class ScriptHooks:
 
     def put(self, taken: Mapping[str, list[int]], refuse: Callable[[str], NoReturn]) -> None:
         """Register and remove hooks so that they are as `take` returned them."""
-        known, now = dict(self._new), self._look()
+        now = self._look()
         for name in {**self._first, **now, **dict.fromkeys(name for name in taken if name in self._owners)}:
             first, owner = self._first.get(name, ()), self._owners[name]
             wanted = [
-                first[number] if number >= 0 else known.get(number) or _lost(owner, name, number, refuse)
+                first[number] if number >= 0 else self._new.get(-number) or _lost(owner, name, number, refuse)
                 for number in taken.get(name, range(len(first)))
             ]
             if not _are_same(now.get(name, ()), wanted):
@@ -98,13 +98,8 @@ class ScriptHooks:
                     yield _Hook(table, key, function, flags)
 
     def _number(self, name: str, hook: _Hook) -> int:
-        if hook in (first := self._first.get(name, ())):
-            return first.index(hook)
-        for number, known in self._new:
-            if known is hook:
-                return number
-        self._new.append((-(secrets.randbits(62) | 1), hook))
-        return self._new[-1][0]
+        first = self._first.get(name, ())
+        return first.index(hook) if hook in first else -self._new.number(hook)
 
 
 def shown(name: str) -> str:

@@ -4,14 +4,13 @@ A snapshot holds no module. So a process that has the new one gets it back, and 
 called. Modules with parameters or buffers are refused earlier, by `worker.state`.
 """
 
-import secrets
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn
 
 from torch import nn
 
 from deadpool_run.worker.compat.modules import children_of
+from deadpool_run.worker.state.numbered import NumberedObjects
 from deadpool_run.worker.variables.modules import FixedTables
 
 _Table = dict[str, nn.Module | None]
@@ -27,7 +26,7 @@ class Children:
         self._modules: dict[str, tuple[nn.Module, _Table, _Table]] = {}
         """By name: the module, its table of modules, and a copy of that, both of when the loop began."""
         self._tables: FixedTables[str] = FixedTables()
-        self._new: deque[tuple[int, nn.Module]] = deque(maxlen=_MOST_KEPT)
+        self._new: NumberedObjects[nn.Module] = NumberedObjects(_MOST_KEPT)
 
     def add(self, name: str, module: nn.Module) -> None:
         """Note the modules directly inside this one."""
@@ -46,7 +45,6 @@ class Children:
 
     def put(self, taken: Mapping[str, int], refuse: Callable[[str], NoReturn]) -> None:
         """Put the modules in the places that they had when `take` returned this."""
-        known = dict(self._new)
         for _, table, first in self._changed():
             added = {key: child for key, child in table.items() if key not in first}
             table.clear()  # the order of a sequence's modules is that of its table
@@ -59,7 +57,8 @@ class Children:
             if number == _REMOVED:
                 del table[key]
             else:
-                table[key] = None if number == _NONE else known[number] if number in known else LostModule(path, refuse)
+                known = self._new.get(number)
+                table[key] = None if number == _NONE else LostModule(path, refuse) if known is None else known
 
     def _changed(self) -> Iterator[tuple[str, _Table, _Table]]:
         """Yield modules in which others may have changed: their names and tables, now and of when the loop began."""
@@ -70,13 +69,7 @@ class Children:
             yield name, children_of(module), first
 
     def _number(self, module: nn.Module | None) -> int:
-        if module is None:
-            return _NONE
-        for number, known in self._new:
-            if known is module:
-                return number
-        self._new.append((secrets.randbits(62) | 1, module))
-        return self._new[-1][0]
+        return _NONE if module is None else self._new.number(module)
 
 
 def shown(path: str) -> str:

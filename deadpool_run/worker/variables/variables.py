@@ -142,8 +142,8 @@ class Variables:
 
     def report_unkept(self, what: str, why: str) -> None:
         """Have the caller of `too_large` report this once."""
-        if (_REPLACED, what) not in self._reported:
-            self._reported.add((_REPLACED, what))
+        if ("", what) not in self._reported:
+            self._reported.add(("", what))
             self.too_large[what] = why
 
     def own_modules(self) -> frozenset[str]:

@@ -13,13 +13,12 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
-from device_kit import Device, on_both, reduced, run
+from device_kit import Device, on_both, played_again, reduced, run
 from kit.world import TIMEOUT, later
 
 from deadpool_run.errors import AttachError
 from deadpool_run.worker.device import choose
 from deadpool_run.worker.groups.registry import GroupState
-from deadpool_run.worker.groups.transcript import Transcript
 
 
 def barriers(member, kind):
@@ -63,20 +62,7 @@ def set_up(device, member):
 
 def recorded(member, kind):
     device = Device(kind, member)
-    member.registry.recording = Transcript()
-    member.start()
-    got = set_up(device, member)
-    transcript = member.registry.recording.to_bytes()
-    member.registry.recording = None
-    member.registry.shut_down()
-    dist.destroy_process_group()
-    member.new_registry()
-    member.registry.playback = played = Transcript.from_bytes(transcript)
-    member.start(attached=False)
-    again = set_up(device, member)
-    device.check()
-    assert (played.misses, played.left) == (0, 0), (played.first_miss, played.left)
-    return got, again
+    return played_again(member, device, lambda: set_up(device, member))
 
 
 @on_both

@@ -5,12 +5,11 @@ import threading
 import pytest
 import torch
 import torch.distributed as dist
-from device_kit import Device, on_both, reduced, run
+from device_kit import Device, on_both, played_again, reduced, run
 from kit.world import FREED_S, TIMEOUT
 
 from deadpool_run.worker.groups import gloo
 from deadpool_run.worker.groups.registry import GroupState
-from deadpool_run.worker.groups.transcript import Transcript
 from deadpool_run.worker.verify import agreement
 
 
@@ -234,20 +233,7 @@ def calls(device):
 
 def recorded(member, kind):
     device = Counting(kind, member)
-    member.registry.recording = Transcript()
-    member.start()
-    got = calls(device)
-    transcript = member.registry.recording.to_bytes()
-    member.registry.recording = None
-    member.registry.shut_down()
-    dist.destroy_process_group()
-    member.new_registry()
-    member.registry.playback = played = Transcript.from_bytes(transcript)
-    member.start(attached=False)
-    again = calls(device)
-    device.check()
-    assert (played.misses, played.left) == (0, 0), (played.first_miss, played.left)
-    return got, again
+    return played_again(member, device, lambda: calls(device))
 
 
 def test_a_replacement_rehearses_with_what_the_first_cpu_collective_received(make_world):
