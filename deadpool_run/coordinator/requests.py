@@ -16,7 +16,7 @@ from deadpool_run.core.events import (
     SlowRequested,
     StopRequested,
 )
-from deadpool_run.core.injection import MAX_FACTOR, KillHow, Slowness, is_possible
+from deadpool_run.core.injection import SLOWNESS_LIMITS, KillHow, Slowness, is_possible
 from deadpool_run.core.recovery import relocation
 from deadpool_run.core.state import State
 from deadpool_run.ids import NodeId, Rank, WorkerId
@@ -124,9 +124,7 @@ class RequestHandler:
 
     def _slow(self, number: int, slowness: Slowness) -> Mapping[str, Any]:
         if not is_possible(slowness):
-            raise RequestRefusedError(
-                f"{slowness}: the factor must be above 1 and at most {MAX_FACTOR:g}, the time at most a day"
-            )
+            raise RequestRefusedError(f"{slowness}: {SLOWNESS_LIMITS}")
         worker, pid = self._holder(number)
         self.source.submit(SlowRequested(Rank(number), slowness.factor, slowness.for_s))
         return {"ok": True, "rank": number, "worker": worker, "pid": pid, "how": str(slowness)}

@@ -40,6 +40,7 @@ class Slowness(NamedTuple):
 
 MAX_FACTOR = 100.0
 MAX_SLOW_S = 24 * 3600.0
+SLOWNESS_LIMITS = f"the factor must be above 1 and at most {MAX_FACTOR:g}, and the time at most a day"
 
 
 def is_possible(slowness: Slowness) -> bool:

@@ -1,6 +1,6 @@
 """The kinds of faults as `kill-rank --how` and `--chaos` write them. Pure."""
 
-from deadpool_run.core.injection import MAX_FACTOR, KillHow, Slowness, is_possible
+from deadpool_run.core.injection import SLOWNESS_LIMITS, KillHow, Slowness, is_possible
 
 SLOW = "slow:"
 KINDS = (*KillHow, f"{SLOW}F")
@@ -19,5 +19,5 @@ def fault_kind(text: str, slow_for_s: float) -> KillHow | Slowness | str:
     except ValueError:
         return "not a factor\nwrite for example slow:3"
     if not is_possible(slowness):
-        return f"the factor must be above 1 and at most {MAX_FACTOR:g}, and the time at most a day\nwrite for example slow:3"
+        return f"{SLOWNESS_LIMITS}\nwrite for example slow:3"
     return slowness
