@@ -91,6 +91,20 @@ def test_another_model_goes_on_bit_for_bit(memory, capturable):
     theirs.close()
 
 
+def test_what_an_interrupted_step_has_left_on_another_stream_does_not_write_after_a_restore(memory):
+    model = nn.ParameterList([torch.zeros(1 << 20)]).cuda()
+    snapshots, side = _snapshots(memory), torch.cuda.Stream()
+    snapshots.protect("model", model)
+    snapshots.capture_now(0)
+    with torch.no_grad(), torch.cuda.stream(side):
+        torch.cuda._sleep(1 << 30)  # a good half second
+        model[0].fill_(-1)
+    snapshots.restore(0)
+    torch.cuda.synchronize()
+    assert not model[0].any()
+    snapshots.close()
+
+
 def test_a_snapshot_is_of_the_step_that_it_says(memory):
     model = nn.ParameterList([torch.zeros(1 << 26)]).cuda()  # 256 MiB: a copy of many milliseconds
     snapshots = _snapshots(memory)

@@ -5,6 +5,8 @@ run. Waiting for it in every step would leave the device idle while the host pre
 waits for the end of the step before, and what rests on a step asks whether the device has ended it.
 """
 
+import torch
+
 from deadpool_run.worker.device.backend import DeviceBackend, Mark
 
 
@@ -30,3 +32,13 @@ class RunAhead:
         """Whether the device has ended every step that the host has ended. Any thread; never waits."""
         last = self._last
         return last is None or last.passed()
+
+
+def wait_idle(backend: DeviceBackend | None) -> None:
+    """Wait for all work that this process has given to its devices: of the main thread's stream, and of the script's others."""
+    if backend is not None:
+        backend.mark().wait()
+    if torch.cuda.is_initialized():
+        for index in range(torch.cuda.device_count()):
+            if torch.cuda.memory_reserved(index):  # else the wait would open a context on a device that nobody uses
+                torch.cuda.synchronize(index)

@@ -27,6 +27,7 @@ from deadpool_run.vault.status_page import EMPTY, StatusPage
 from deadpool_run.worker.compat.modules import local
 from deadpool_run.worker.device.backend import Mark
 from deadpool_run.worker.device.choose import device_backend
+from deadpool_run.worker.device.run_ahead import wait_idle
 from deadpool_run.worker.groups.registry import Registry
 from deadpool_run.worker.groups.rehearsal import REHEARSAL_STEPS
 from deadpool_run.worker.snapshot import buckets, checks
@@ -260,6 +261,7 @@ class Snapshots:
             raise SnapshotError(
                 f"cannot rewind to version {version}: the worker's own copy is of version {self._copy_of}"
             )
+        wait_idle(self._device)
         with torch.no_grad():
             self.protected.reset()  # as a restore does: all ranks have to gather alike in the next forward
             self._buffers.put()
@@ -280,6 +282,7 @@ class Snapshots:
         memory = self._memory_of(version)
         manifest = segments.read_manifest(memory.fd, version)
         memory.ensure(max((offset + nbytes for offset, nbytes in manifest.ranges()), default=0))
+        wait_idle(self._device)  # what the interrupted step has left on other streams would write after us
         with torch.no_grad():
             if self._plan is None:
                 # Now, not at the first capture: after an evaluation, FSDP2 leaves parameters gathered on every rank, and
@@ -291,10 +294,7 @@ class Snapshots:
             if registry is not None:
                 buckets.replay(self.protected, registry)
             self._put_rest(values)
-        if self._device is not None:
-            self._device.mark().wait()
-        if torch.cuda.is_initialized():
-            torch.cuda.synchronize()
+        wait_idle(self._device)
         put_rng(values["rng"])
         self._take(version)
 

@@ -10,6 +10,7 @@ from torch import nn
 
 from deadpool_run.worker.device import choose
 from deadpool_run.worker.device.run_ahead import RunAhead
+from deadpool_run.worker.snapshot.snapshot import Snapshots
 
 
 def test_the_end_of_a_step_waits_for_the_step_before():
@@ -88,3 +89,18 @@ def test_a_step_that_the_device_had_not_ended_when_a_drain_began_is_no_snapshot(
     release.record()
     snapshots.wait(cancel_pending=False)
     assert snapshots.held() == (0,)
+
+
+@pytest.mark.parametrize("put", [Snapshots.rewind, Snapshots.restore])
+def test_what_an_interrupted_step_has_left_to_the_device_does_not_write_after_a_repair(slots, ahead, monkeypatch, put):
+    """A script may give a part of its step to a stream that is not the one of our own copies."""
+    model, release = nn.BatchNorm1d(4), FakeEvent()
+    snapshots = slots.own()
+    snapshots.protect("model", model)
+    snapshots.capture_now(0)
+    give(ahead, model.running_mean, 7.0, release)
+    mark = ahead.mark
+    monkeypatch.setattr(ahead, "mark", lambda: release.record() or mark())  # the device goes on once we wait for it
+    put(snapshots, 0)
+    ahead.mark().wait()
+    assert model.running_mean.tolist() == [0.0] * 4
