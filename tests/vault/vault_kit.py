@@ -135,8 +135,11 @@ class Node:
         return segments.read_blob(self.vault.descriptors(Rank(rank))["transcript"])
 
     def copy_of(self, rank, version):
-        """Return what a copy holds that is kept here."""
-        copy, fd = self.replicator._shared.replicas.open(Rank(rank), Version(version))
+        """Return what a copy holds that is kept here; None if there is none."""
+        opened = self.replicator._shared.replicas.open(Rank(rank), Version(version))
+        if opened is None:
+            return None
+        copy, fd = opened
         try:
             return body_of(fd, version)
         finally:
