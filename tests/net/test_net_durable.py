@@ -48,6 +48,7 @@ def test_a_job_that_ends_leaves_its_last_step(fleet, reference, tmp_path):
     assert len(list((tmp_path / "kept").iterdir())) == 2
 
 
+@pytest.mark.slow
 def test_a_job_that_lost_every_host_is_started_again_from_the_newest_that_every_host_can_load(
     fleet, reference, tmp_path
 ):

@@ -5,6 +5,7 @@ import pytest
 STEPS = 20
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("net", [3], indirect=True)
 def test_copies_that_one_host_refuses_are_on_another_when_a_host_is_lost(fleet, reference):

@@ -135,6 +135,7 @@ def test_a_host_that_freezes_and_thaws_after_it_was_replaced(fleet, reference, w
     job.wait_output(lost, "this node ends its workers")
 
 
+@pytest.mark.slow
 def test_a_coordinator_that_pauses_for_longer_than_it_may_decide_takes_nobody_with_it(fleet, reference):
     """Another is elected. It finds that one, and all the others, though the only endpoint was its own."""
     job, ranks = begun(fleet, apart=True, hold_replacements=True)
@@ -218,6 +219,7 @@ def last_buddies(job):
     return next(effect["buddies"] for effect in chosen()["effects"] if effect["type"] == "SetBuddies")
 
 
+@pytest.mark.slow
 def test_a_job_that_lost_every_holder_of_a_rank_stops_and_names_it(fleet):
     job, ranks = begun(fleet, spares="1", options=("--join-timeout", "5"), hold_replacements=True)
     told = last_buddies(job)
