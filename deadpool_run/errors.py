@@ -99,6 +99,10 @@ class AttachError(DeadpoolError):
     exit_code = 92
 
 
+class MissingGroupError(AttachError):
+    """A member has no group of which it is a member: another attempt to connect ends in the same way."""
+
+
 class CheckpointError(DeadpoolError):
     """A durable checkpoint cannot be written, is incomplete or damaged, or does not fit this job."""
 

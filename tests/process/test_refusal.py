@@ -26,3 +26,15 @@ def test_one_rank_refuses_and_the_job_ends(cluster, words, code, reason):
     assert not job.account.of("end")
     assert not any(effect["type"] == "AssignRank" and effect["replacement"] for effect in job.effects())
     job.check_nothing_left()
+
+
+def test_a_group_that_a_replacement_does_not_create(cluster):
+    """A warning comes before any loss. After one the job is stopped at once, and not when every attempt to connect was in vain."""
+    job = cluster("--layout", "ddp", "--steps", "12", "--die", "rank=2,step=8,at=forward", script="late_group.py")
+    assert job.wait_exit() == 94, job.told()
+    warned, _, after = job.stderr.partition("repairing towards")
+    assert warned.count("was created after the first two steps. A replacement") == 1, job.told()
+    assert "ranks [2] are members of the group" in after, job.told()
+    assert "connecting the same workers again" not in job.stderr
+    assert not job.account.of("end")
+    job.check_nothing_left()

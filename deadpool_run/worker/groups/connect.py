@@ -23,7 +23,7 @@ from datetime import timedelta
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, ProcessGroup, Store
 
-from deadpool_run.errors import AttachError, ProtocolError
+from deadpool_run.errors import AttachError, MissingGroupError, ProtocolError
 from deadpool_run.structs import Untagged
 from deadpool_run.wire import typed
 from deadpool_run.worker.compat import c10d
@@ -144,7 +144,7 @@ class ConnectAttempt:
     def run(self, peers: tuple[gloo.Endpoint, ...] | None) -> list[EpochGroup]:
         """Connect every group. With `peers` known, there was a rendezvous in this epoch before.
 
-        Raises `AttachError` if it was cancelled, took too long, or failed; the cause says why.
+        Raises `AttachError` if it was cancelled, took too long, or failed; the cause says why. Raises `MissingGroupError`.
         """
         threading.Thread(target=self._work, args=(peers,), name="deadpool-attach", daemon=True).start()
         wait([self._outcome], self._timeout_s + _MARGIN_S)
@@ -153,6 +153,8 @@ class ConnectAttempt:
         if late:
             raise AttachError(f"{self._late}, or the store does not answer")
         if (error := self._outcome.exception()) is not None:
+            if isinstance(error, MissingGroupError):
+                raise error
             raise AttachError(f"communicators could not be connected: {error}") from error
         return self._outcome.result()
 
@@ -231,7 +233,7 @@ class ConnectAttempt:
         for spec in self._specs:
             missing = [other for other in spec.ranks if spec.group not in members[other].groups]
             if missing:
-                raise AttachError(
+                raise MissingGroupError(
                     f"ranks {missing} are members of the group {spec.group!r}, but have not created it.\n"
                     "Create every group during set-up or in the first two steps, so that a replacement creates it too."
                 )

@@ -53,6 +53,8 @@ class GroupOwner(ABC):
         """Counts all steps that began, repeated ones too; 0 is set-up. A work belongs to the attempt that issued it."""
         self.in_rehearsed_steps = True
         """Whether this is set-up or one of the first steps, which a replacement rehearses too."""
+        self.late_groups: list[str] = []
+        """Groups that were created later, and that a replacement lacks. The caller that reports them clears the list."""
         self.recording: Transcript | None = None
         self.playback: Transcript | None = None
         self.wait_threads = WaitThreads()

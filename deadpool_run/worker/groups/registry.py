@@ -321,6 +321,8 @@ class Registry(GroupOwner):
             self._worlds += 1
             self._rendezvous = connect.Rendezvous(self._connections, prefix, options.group_rank, options.group_size)
         inner = self._connect_one(spec, world=world) if self.state is GroupState.ATTACHED else None
+        if self.state is not GroupState.REHEARSING and self.attempt and not self.in_rehearsed_steps:
+            self.late_groups.append(spec.group)
         with self._lock:
             self.groups.append(group)
             if inner is not None and self.state is GroupState.ATTACHED:

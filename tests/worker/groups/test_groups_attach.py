@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from kit.world import FREED_S, LONG, TIMEOUT, later
 
-from deadpool_run.errors import AttachError
+from deadpool_run.errors import AttachError, MissingGroupError
 from deadpool_run.worker.compat import c10d
 from deadpool_run.worker.groups.connect import GroupConnections
 from deadpool_run.worker.groups.registry import GroupState
@@ -220,7 +220,7 @@ def lacks_a_group(member):
     member.meet("created")
     member.registry.abort()
     with (
-        pytest.raises(AttachError, match=r"ranks \[1\] are members of the group")
+        pytest.raises(MissingGroupError, match=r"ranks \[1\] are members of the group")
         if member.rank == 0
         else pytest.raises(AttachError)
     ):
