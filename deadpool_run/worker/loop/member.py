@@ -162,6 +162,7 @@ class LoopMember(RepairParticipant):
         step_failed, ddps = not self.rehearsing and self._failed_at_end(), self.snapshots.protected.ddps()
         if index == REHEARSAL_STEPS - 1:
             self._rehearsal.buckets = list(map(has_buckets, ddps))
+            self.snapshots.variables.rehearsed()
         self._late.watch(ddps if index or not self._rehearsal.optimizers else ())
         if self.rehearsing:
             return
@@ -250,7 +251,7 @@ class LoopMember(RepairParticipant):
             self.snapshots.begin(self.completed)
         else:  # a script that changes weights by hand may do so at any moment: copy before it goes on
             self.snapshots.capture_now(self.completed)
-        self.report_unkept_variables()
+        self.report_unkept()
         # Only now that the copy has begun: peers that wait for it would go on.
         self._rank_entry.completed = self.completed
         self.snapshots.end_early(look=is_sampled(self.completed - 1))

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from torch.distributed.distributed_c10d import PrefixStore
 
 from deadpool_run.core import events as ev
-from deadpool_run.errors import AttachError, RefusedError, ReplicasDifferError
+from deadpool_run.errors import AttachError, MissingGroupError, RefusedError, ReplicasDifferError
 from deadpool_run.ids import Epoch, Rank, Version
 from deadpool_run.vault.status_page import DeviceLibrary, Phase, StatusPage
 from deadpool_run.wire.messages import THIS_WORKER, Attach, Captured
@@ -29,6 +29,7 @@ from deadpool_run.worker.process import rehearsal_output, sources
 from deadpool_run.worker.process.blame import blame
 from deadpool_run.worker.process.session import Session
 from deadpool_run.worker.snapshot.snapshot import Snapshots
+from deadpool_run.worker.variables.unkept import advice
 from deadpool_run.worker.verify.agreement import LATE, ReplicaDifference
 from deadpool_run.worker.verify.coverage import is_sampled
 from deadpool_run.worker.verify.script_names import current_line, warn
@@ -120,13 +121,19 @@ class RepairParticipant:
         error.reported = True
         raise error
 
-    def report_unkept_variables(self) -> None:
-        """Warn of variables that change and that snapshots do not keep."""
+    def report_unkept(self) -> None:
+        """Warn of variables that change and that snapshots do not keep, and of groups that a replacement does not create."""
+        late, self.registry.late_groups = self.registry.late_groups, []
+        for group in late if self.session.rank == 0 else ():
+            warn(
+                f"the process group {group!r} was created after the first two steps. A replacement for a lost rank does not create it, "
+                "so a loss stops the job from now on.\nCreate every group before job.steps()."
+            )
         names, self.snapshots.variables.too_large = self.snapshots.variables.too_large, {}
         for name, why in names.items() if self.session.rank == 0 else ():
             warn(
                 f"{name} changes, and snapshots do not keep it: {why}. After a loss, a script that reads it is refused.\n"
-                "If the weights depend on it, job.protect() an object that has it."
+                f"{advice(why)}"
             )
 
     def _report_failure(self, why: str | BaseException) -> None:
@@ -318,6 +325,8 @@ class RepairParticipant:
             )
         except AttachError as error:
             if self._link.orders.epoch == epoch:
+                if isinstance(error, MissingGroupError):
+                    self.refuse(str(error))
                 self._link.send(ev.AttachFailed(THIS_WORKER, epoch, str(error)))
             return False
         self._epoch = epoch

@@ -1,13 +1,49 @@
-"""Values that the script's functions hold: defaults of parameters, attributes, and arguments of partial calls."""
+"""Functions as values of variables, and the values that they hold: defaults of parameters, attributes, arguments of partial calls."""
 
+import sys
 from collections.abc import Mapping
 from functools import partial
-from types import BuiltinFunctionType, FunctionType, ModuleType
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 from deadpool_run.worker.variables.library_values import is_immutable
 
+CODE = (FunctionType, BuiltinFunctionType, type, ModuleType)
+_OF_BUILTINS = ("torch", "torch.nn.functional", "math", "operator", "builtins", "numpy")
+"""Where a function that is written in C is found if it does not name its module, or names one of those behind these."""
 _CONSTANT = (type(None), bool, int, float, complex, str, bytes, type, FunctionType, BuiltinFunctionType, ModuleType)
+
+
+def name_of_code(value: Any) -> tuple[str, str] | None:
+    """Return the Python module, and the name in it, by which every process finds a function, a class or a module; None if by none."""
+    if isinstance(value, ModuleType):
+        return (value.__name__, "") if sys.modules.get(value.__name__) is value else None
+    places = [(getattr(value, "__module__", None) or "", getattr(value, "__qualname__", ""))]
+    if isinstance(value, BuiltinFunctionType):
+        places += [(module, value.__name__) for module in _OF_BUILTINS]
+    return next((place for place in places if code_of_name(*place) is value), None)
+
+
+def code_of_name(module: str, name: str) -> Any:
+    """Return what has this name in a Python module; None if there is nothing."""
+    found: Any = sys.modules.get(module)
+    for part in name.split(".") if name else ():
+        found = getattr(found, part, None)
+    return found
+
+
+def name_of_method(method: MethodType) -> str | None:
+    """Return the name under which `bound` makes the method; None if there is none."""
+    name = getattr(method, "__name__", "")
+    return name if bound(method.__self__, name) == method else None
+
+
+def bound(owner: Any, name: str) -> MethodType | None:
+    """Return a method of an object's class, bound to the object; of a class itself, what the class binds. None if it has no such method."""
+    found = getattr(owner if isinstance(owner, type) else type(owner), name, None)
+    if isinstance(owner, type):
+        return found if isinstance(found, MethodType) else None
+    return MethodType(found, owner) if isinstance(found, FunctionType) else None
 
 
 class Attributes:

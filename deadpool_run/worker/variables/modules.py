@@ -1,9 +1,9 @@
 """Variables that scripts attach to modules, parameters, optimizers and protected objects: attributes, buffers, and hooks."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from itertools import chain
 from operator import is_, itemgetter
-from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from deadpool_run.worker.codec import attributes_of
 from deadpool_run.worker.compat.modules import buffers_of, hooks_of_tensor, inside_compiled
+from deadpool_run.worker.variables.functions import CODE
 from deadpool_run.worker.variables.library_values import is_immutable
 
 Owner = TypeVar("Owner")
@@ -26,22 +27,45 @@ _MOST_PARTS = 256
 
 
 class AttributeTable:
-    """A reader of the variables in a table of attributes. It leaves out functions and classes, which it looks for once, not in each step."""
+    """A reader of the variables in a table of attributes. A function or class is one only while it is not what it was at first: there are many."""
 
     def __init__(self, table: Mapping[str, Any], ignored: Collection[str] = ()) -> None:
         self._table = table
         self._ignored = ignored
         self._size = -1
         self._names: list[str] = []
+        self.code = {name: value for name, value in self.all().items() if isinstance(value, CODE)}
+        """The functions and classes that it had at first."""
+        self._changed_code = _finder_of_changes(self.code)
 
     def __call__(self) -> dict[str, Any]:
         """Return the variables."""
         found = self._table
         if len(found) != self._size:
-            names = [name for name, value in list(found.items()) if _is_variable(name, value)]
-            self._names = [name for name in names if name not in self._ignored]
+            self._names = [name for name in self.all() if name not in self.code]
             self._size = len(found)
-        return {name: found[name] for name in self._names if name in found}
+        variables = {name: found[name] for name in self._names if name in found}
+        if self.code:
+            variables.update(self._changed_code(found))
+        return variables
+
+    def all(self) -> dict[str, Any]:
+        """Return the variables, and all functions and classes."""
+        pairs = list(self._table.items())
+        return {name: value for name, value in pairs if not (name.startswith("__") or name in self._ignored)}
+
+
+def _finder_of_changes(first: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
+    """Return a function that returns the values of a table that are not as in this one; without those that are gone."""
+    get, values = _values_getter(first) if first else None, list(first.values())
+
+    def changed(table: Mapping[str, Any]) -> dict[str, Any]:
+        with suppress(KeyError):  # one is gone
+            if get is None or all(map(is_, get(table), values)):
+                return {}
+        return {name: table[name] for name, value in first.items() if name in table and table[name] is not value}
+
+    return changed
 
 
 class FixedTables(Generic[Owner]):
@@ -91,10 +115,6 @@ def _values_getter(names: Collection[str]) -> Callable[[Mapping[str, Any]], Iter
         return itemgetter(*names)
     (name,) = names
     return lambda table: (table[name],)
-
-
-def _is_variable(name: str, value: Any) -> bool:
-    return not name.startswith("__") and not isinstance(value, (FunctionType, BuiltinFunctionType, ModuleType, type))
 
 
 def small_attributes_of(obj: object) -> dict[str, Any]:

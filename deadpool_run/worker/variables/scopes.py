@@ -23,6 +23,7 @@ from deadpool_run.worker.variables.frames import (
     set_local_variables,
 )
 from deadpool_run.worker.variables.functions import (
+    CODE,
     Attributes,
     arguments_of,
     defaults_of,
@@ -67,6 +68,16 @@ class Scope:
     """Sets some variables."""
     remove: Callable[[str], object] | None = None
     """Deletes a variable that did not exist at a snapshot; None where that makes no difference."""
+    table: AttributeTable | None = None
+    """What reads them, if that leaves out functions and classes that are as they were."""
+
+    def all(self) -> Mapping[str, Any]:
+        """Return the present values, also those that `read` leaves out."""
+        return self.read() if self.table is None else self.table.all()
+
+    def left_out(self) -> Mapping[str, Any]:
+        """Return what `read` leaves out as long as it does not change."""
+        return {} if self.table is None else self.table.code
 
 
 class Scopes:
@@ -89,6 +100,7 @@ class Scopes:
         for name, each in (*objects, *inside):
             self.objects.add(name, each)
         self._functions: set[int] = set()
+        self._with_forward: set[type] = set()
         self._attributes = Attributes()
         self._add(Scope("functions", self._attributes.read, self._attributes.write, self._attributes.remove))
         with_state = [
@@ -103,7 +115,7 @@ class Scopes:
             self._search(frame_name, local_variables(frame).items())
         for name, variables in sources.items():
             self._search(name, variables.items())
-            self._add(Scope(name, AttributeTable(variables), variables.update))
+            self._add(_of_table(name, AttributeTable(variables), variables.update))
         for scope in self._found:  # the list grows: a scope may contain further ones
             self._search(scope.name, scope.read().items())
 
@@ -195,12 +207,15 @@ class Scopes:
             self._add_dict(name, value, vars(value))
 
     def _add_class(self, name: str, kind: type) -> None:
-        self._add_named(name, kind, AttributeTable(vars(kind)), partial(_set_of_class, kind))
+        self.objects.add(name, kind)
+        self._add(_of_table(name, AttributeTable(vars(kind)), partial(_set_of_class, kind)))
         for key, method in list(vars(kind).items()):
             self._look_into(f"{name}.{key}", getattr(method, "__func__", method))
 
     def _add_attached(self, name: str, owner: Any) -> None:
         """Add the attributes, and the hooks with a state, that a script has attached to a protected object or to a module."""
+        if isinstance(owner, nn.Module):
+            self._add_forward(type(owner))
         if isinstance(owner, nn.Module | Optimizer | Tensor):
             self._add_attributes(name, owner, OF_MODULES if isinstance(owner, nn.Module) else OF_OPTIMIZERS)
             for key, hook in hooks_of(owner):
@@ -208,9 +223,20 @@ class Scopes:
         elif is_own(type(owner), self.modules):
             self._add(Scope(f"{name}, attributes", partial(small_attributes_of, owner), partial(set_attributes, owner)))
 
+    def _add_forward(self, kind: type[nn.Module]) -> None:
+        """Add the method that runs a class of modules: a script may replace it, also in a class of torch's."""
+        owner = next(each for each in kind.__mro__ if "forward" in vars(each))
+        if owner not in self._with_forward and owner.__module__ not in self.modules:
+            self._with_forward.add(owner)
+            read = partial(_forward_of, owner)
+            scope = self._under_own_name(
+                Scope(f"{owner.__module__}.{owner.__qualname__}", read, partial(_set_of_class, owner))
+            )
+            self._fixed.add(scope, vars(owner), read())
+
     def _add_attributes(self, name: str, owner: Any, ignored: Collection[str] = ()) -> None:
         table = AttributeTable(vars(owner), ignored)
-        scope, values = Scope(name, table, vars(owner).update, vars(owner).pop), table()
+        scope, values = _of_table(name, table, vars(owner).update, vars(owner).pop), table.all()
         if all(map(self._is_fixed, values.values())):
             self._fixed.add(self._under_own_name(scope), vars(owner), values)
         else:
@@ -222,7 +248,8 @@ class Scopes:
         if kind is tuple:
             return all(type(each) in LEAVES for each in value)
         has_content = kind.__module__ in self.modules or kind.__module__.partition(".")[0] in _WITH_CONTENT
-        return kind in LEAVES or is_immutable(value) or self.is_scope(value) or not has_content
+        is_plain = kind in LEAVES or is_immutable(value) or isinstance(value, CODE)
+        return is_plain or self.is_scope(value) or not has_content
 
     def _add_module(self, name: str, module: nn.Module) -> None:
         """Add an unprotected module and its submodules."""
@@ -281,6 +308,15 @@ class Scopes:
             self._add(Scope(f"{name}()", partial(closed_over, cells), partial(_fill, cells)))
 
 
+def _of_table(
+    name: str,
+    table: AttributeTable,
+    write: Callable[[Mapping[str, Any]], Any],
+    remove: Callable[[str], object] | None = None,
+) -> Scope:
+    return Scope(name, table, write, remove, table)
+
+
 def _with_names(content: Mapping[Any, Any], base: Any = dict) -> dict[str, Any]:
     return {key: value for key, value in list(base.items(content)) if type(key) is str}
 
@@ -288,6 +324,10 @@ def _with_names(content: Mapping[Any, Any], base: Any = dict) -> dict[str, Any]:
 def _of_context(variable: ContextVar[Any]) -> dict[str, Any]:
     value = variable.get(_UNSET)
     return {} if value is _UNSET else {_VALUE: value}
+
+
+def _forward_of(kind: type) -> dict[str, Any]:
+    return {"forward": vars(kind)["forward"]}
 
 
 def _set_of_class(kind: type, values: Mapping[str, Any]) -> None:

@@ -7,7 +7,7 @@ distances.
 
 import sys
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,7 @@ MOST_BYTES = 64 << 20
 """The limit on the tensors, arrays and strings of one variable."""
 _MOST_IN_ALL = 256 << 20
 """The limit on the copies of large tensors and arrays of all variables together."""
+_MOST_PARTS = 4096
 _COMPARED_BYTES = 1 << 20
 """Arrays of up to this size are compared whole in each step."""
 _SAMPLES = 1024
@@ -175,3 +176,12 @@ def _has_bytes(array: Any, copy: Tensor) -> bool:
 def _address(tensor: Tensor) -> int:
     own = local(tensor)
     return own.untyped_storage().data_ptr() if is_dense(own) else 0
+
+
+def tensors_of(value: Any) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensor that a value is, or those directly in a container, each with its index in the script's notation."""
+    if issubclass(type(value), Tensor):
+        yield "", value
+    elif type(value) in (list, tuple, dict) and len(value) <= _MOST_PARTS:
+        parts = list(value.items() if type(value) is dict else enumerate(value))
+        yield from ((f"[{key!r}]", part) for key, part in parts if issubclass(type(part), Tensor))

@@ -25,6 +25,19 @@ _MOST_PARTS = 4096
 _DEEPEST = 4
 
 
+MADE_LATER = "it was made after the loop had begun, and no snapshot holds functions, modules, groups or data loaders"
+
+
+def advice(why: str) -> str:
+    """Return what a user can do about a variable that is not kept for this reason."""
+    if why == MADE_LATER:
+        return "Make all of them before job.steps(), and choose between them in the loop."
+    return (
+        "If the weights depend on it, call job.protect() with an object that has it (state_dict() and load_state_dict()). If they do "
+        "not, assign it in each step before it is read, or call deadpool_run.init(verify=False)."
+    )
+
+
 class Unkept:
     """A record of a value that is not kept, to detect later changes. It does not keep tensors alive."""
 
@@ -165,9 +178,7 @@ def _refuse(value: LostValue, *_: Any) -> NoReturn:
     refuse: Callable[[str], NoReturn] = value._lost_as[2]  # noqa: SLF001 - as above
     refuse(
         f"{name} is carried from step to step, and snapshots do not keep it: {why}.\n"
-        "A replacement for a lost rank, and a rank that repeats a step, would not have its value. If the weights depend on it, call "
-        "job.protect() with an object that has it (state_dict() and load_state_dict()). If they do not, assign it in each step "
-        "before it is read, or call deadpool_run.init(verify=False)."
+        f"A replacement for a lost rank, and a rank that repeats a step, would not have its value. {advice(why)}"
     )
 
 

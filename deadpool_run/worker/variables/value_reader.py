@@ -3,17 +3,22 @@
 import sys
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Sequence
+from functools import partial
+from types import MethodType
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
 from deadpool_run.worker.codec import array_of, tensor_of
-from deadpool_run.worker.variables import generators, iterators, library_values
+from deadpool_run.worker.state import generators
+from deadpool_run.worker.variables import functions, iterators, library_values
 from deadpool_run.worker.variables.own_objects import set_attributes
 from deadpool_run.worker.variables.tensors import TensorCopy
 from deadpool_run.worker.variables.unkept import raise_refused, with_lost_graph
 from deadpool_run.worker.variables.values import DICTS, FACTORIES, SEQUENCES, Objects, OpaqueError
+
+_CODE = frozenset({"code", "method", "bound", "partial"})
 
 
 class ValueReader:
@@ -24,15 +29,17 @@ class ValueReader:
         objects: Objects | None = None,
         scope: Callable[[str], Any] = str,
         *,
+        reference: Callable[[str], Any] = str,
         large: Sequence[Tensor] = (),
         refuse: Callable[[str], NoReturn] = raise_refused,
     ) -> None:
-        """`scope` returns the object whose content is written elsewhere, by name; `large` are the large tensors, by number.
+        """`scope` returns the object whose content is written elsewhere, by name, and `reference` one of which only the name is written.
 
+        `large` are the large tensors, by number. Both functions raise `KeyError` for what this process does not have.
         A backward through the graph of a tensor, which cannot be kept, calls `refuse`.
         """
         self._objects = objects or Objects()
-        self._scope = scope
+        self._scope, self._reference = scope, reference
         self._large = large
         self._refuse = refuse
         self._made: dict[int | str, Any] = {}
@@ -56,15 +63,27 @@ class ValueReader:
         if tag in library_values.TAGS:
             *names, arguments = parts
             return library_values.of_parts(tag, names, list(map(self.read, arguments)), into, _class)
-        if tag in ("scope", "id"):
-            found = self._scope(parts[0])
-            return found if tag == "scope" else id(found)
+        if tag in ("scope", "id", "reference"):
+            found = (self._reference if tag == "reference" else self._scope)(parts[0])
+            return id(found) if tag == "id" else found
         if tag == "own container":
             return self._own_container(parts, into)
         if tag == "iterator":
             made_by, arguments, state = parts
             return iterators.of_parts(made_by, list(map(self.read, arguments)), *map(self.read, state))
-        return self._simple(tag, parts, into)
+        return self._code(tag, parts) if tag in _CODE else self._simple(tag, parts, into)
+
+    def _code(self, tag: str, parts: list[Any]) -> Any:
+        if tag == "partial":
+            function, arguments, names, named = parts
+            values = map(self.read, named)
+            return partial(self.read(function), *map(self.read, arguments), **dict(zip(names, values, strict=True)))
+        if tag == "bound":
+            return MethodType(*map(self.read, parts))
+        found = functions.code_of_name(*parts) if tag == "code" else functions.bound(self.read(parts[0]), parts[1])
+        if found is None:
+            raise OpaqueError
+        return found
 
     def _shared(self, tag: str, key: Any, node: Any = None) -> Any:
         """Return an object that several variables may share: by name if it existed when the loop began, else by number.

@@ -8,14 +8,17 @@ rank (`Objects`), others by number among the values that are written together.
 import weakref
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable
-from types import SimpleNamespace
+from contextlib import suppress
+from functools import partial
+from types import MethodType, SimpleNamespace
 from typing import Any
 
 import msgspec
 from torch import Tensor, nn
 
 from deadpool_run.worker.codec import attributes_of, raw_bytes
-from deadpool_run.worker.variables import generators, iterators, library_values
+from deadpool_run.worker.state import generators
+from deadpool_run.worker.variables import functions, iterators, library_values
 from deadpool_run.worker.variables.own_objects import attributes_of_container, container_of, is_own
 from deadpool_run.worker.variables.tensors import (
     MOST_BYTES,
@@ -44,6 +47,7 @@ _NUMBERS = frozenset({float, int, bool, type(None)})
 _INLINE_BYTES = 16 << 10
 """Larger tensors and arrays have a copy of their own, which later snapshots use until they change."""
 _DEEPEST = 20
+_CODE = (*functions.CODE, MethodType, partial)
 _MAKERS: tuple[Any, ...] = (object.__new__, SimpleNamespace.__new__)
 
 
@@ -58,14 +62,18 @@ class UnkeptDataError(OpaqueError):
 class Objects:
     """The objects that every process of a rank has when the loop begins, by name. Its tensors can be freed."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, weakly: bool = False) -> None:
+        """With `weakly`, all objects can be freed. Those whose class does not allow it are left out."""
+        self._weakly = weakly
         self._names: dict[int, str] = {}
         self._objects: dict[str, Any] = {}  # keeps other objects alive, so that identities are not used again
 
     def add(self, name: str, obj: Any) -> None:
         """Note an object under a new name."""
-        self._names[id(obj)] = name
-        self._objects[name] = weakref.ref(obj) if is_data(obj) else obj
+        may_go = self._weakly or is_data(obj)
+        with suppress(TypeError):  # its class allows no weak references
+            self._objects[name] = weakref.ref(obj) if may_go else obj
+            self._names[id(obj)] = name
 
     def name_of(self, obj: Any) -> str | None:
         """Return the name of an object; None if it was made later."""
@@ -86,22 +94,25 @@ class Objects:
 class ValueWriter:
     """Writes values that may share objects."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what is written in another way
         self,
         objects: Objects | None = None,
         named: Objects | None = None,
         own: Collection[str] = (),
         *,
+        references: Objects | None = None,
         copies: TensorCopies | None = None,
         noting: str = "",
     ) -> None:
         """Without `objects`, identities are not written. `named` are the objects whose content is written elsewhere.
 
+        Of `references`, only the name is written: no snapshot holds such objects, but every process of the rank has them.
         `own` are the modules whose objects are written with their attributes. Large tensors become `TensorCopy`s out of `copies`.
         With `noting`, objects are added to `objects`, under names that begin so.
         """
         self._objects = objects
         self._named = named or Objects()
+        self._references = references or Objects()
         self._own = own
         self._copies = copies or TensorCopies()
         self._noting = noting
@@ -141,9 +152,28 @@ class ValueWriter:
             return ["scope", name]
         if library_values.is_immutable(value):
             return self._of_library(value)
+        if (node := self._referred(value)) is not None:
+            return node
         if kind in (tuple, frozenset) or self._objects is None:
             return self._content(kind, value)
         return self._identified(self._objects, kind, value)
+
+    def _referred(self, value: Any) -> Any:
+        """Return the node of an object that every process has, of a method with its object; None for data."""
+        if (name := self._references.name_of(value)) is not None:
+            return ["reference", name]
+        if not isinstance(value, _CODE):
+            return None
+        if isinstance(value, partial):
+            named = self._all(value.keywords.values())
+            return ["partial", self._write(value.func), self._all(value.args), list(value.keywords), named]
+        if isinstance(value, MethodType):
+            name, owner = functions.name_of_method(value), self._write(value.__self__)
+            return ["bound", self._write(value.__func__), owner] if name is None else ["method", owner, name]
+        found = functions.name_of_code(value)
+        if found is None:
+            raise OpaqueError
+        return ["code", *found]
 
     def _whole(self, value: int) -> Any:
         """Return the node of a number. An identity such as `id(parameter)` becomes a name: it differs in another process."""

@@ -14,15 +14,17 @@ from typing import Any
 import msgspec
 from torch import Tensor
 
+from deadpool_run.worker.variables import references
 from deadpool_run.worker.variables.children import shown
 from deadpool_run.worker.variables.frames import note_loop
+from deadpool_run.worker.variables.functions import CODE
 from deadpool_run.worker.variables.modules import LEAVES
+from deadpool_run.worker.variables.references import References
 from deadpool_run.worker.variables.scopes import Scope, Scopes
-from deadpool_run.worker.variables.tensors import TensorCopies, TensorCopy, is_data
-from deadpool_run.worker.variables.unkept import LostValue, Unkept, kept_back, raise_refused
+from deadpool_run.worker.variables.tensors import TensorCopies, TensorCopy, is_data, tensors_of
+from deadpool_run.worker.variables.unkept import MADE_LATER, LostValue, Unkept, kept_back, raise_refused
 from deadpool_run.worker.variables.value_reader import ValueReader
 from deadpool_run.worker.variables.values import (
-    MOST_VALUES,
     Objects,
     OpaqueError,
     UnkeptDataError,
@@ -67,7 +69,10 @@ class Variables:
     def __init__(self) -> None:
         self._scopes: Scopes | None = None
         self._objects = Objects()
+        self._references = References()
         self._before: dict[str, dict[str, _Before]] = {}
+        self._code: dict[str, Mapping[str, Any]] = {}
+        """The functions and classes that scopes leave out while they are as they were: these."""
         self._copies = TensorCopies()
         self._moved: set[_Name] = set()
         """Variables with data that was not kept when the loop began, and has changed since."""
@@ -99,11 +104,18 @@ class Variables:
         self._scopes = Scopes(protected, parts)
         self._objects = Objects()
         self._copies = TensorCopies(others)
+        self._references.begin(self._scopes, self._writer().write)
         self._before = {
             scope.name: {name: self._note(f"{scope.name}.{name}", value) for name, value in scope.read().items()}
             for scope in self._scopes
         }
+        self._code = {scope.name: scope.left_out() for scope in self._scopes}
         self._copies.begun()
+
+    def rehearsed(self) -> None:
+        """Note what the first steps have made: a replacement makes it in its rehearsal."""
+        if self._scopes is not None:
+            self._references.rehearsed(self._scopes, self._writer().write)
 
     def take(self) -> dict[str, Any]:
         """Return the variables that differ from when the loop began, as bytes and large tensors."""
@@ -113,6 +125,7 @@ class Variables:
         thorough = self._taken & (self._taken - 1) == 0
         self._copies.next(thorough=thorough)
         self._unkept, self._earlier, self._number = {}, self._unkept, secrets.randbits(62)
+        self._references.next()
         found: Changed = {}
         writer = self._writer()
         for scope in self._scopes.changing():
@@ -157,20 +170,29 @@ class Variables:
         self.put_back()
         changed: Changed = msgspec.msgpack.decode(taken["of the script"])
         self._scopes.children.put(changed.pop(_REPLACED, {}), self.refuse)
-        reader = ValueReader(self._objects, self._scopes.named, large=taken.get("large", ()), refuse=self.refuse)
-        values = {scope: self._read_all(reader, scope, nodes) for scope, nodes in changed.items()}
+        reader = ValueReader(
+            self._objects,
+            self._scopes.named,
+            reference=self._references.of_name,
+            large=taken.get("large", ()),
+            refuse=self.refuse,
+        )
         for scope in self._scopes:
             nodes = changed.get(scope.name, {})
-            now = scope.read()
+            now = scope.all()
             wanted = (
-                self._unchanged(reader, scope, nodes, now) | values.get(scope.name, {}) | self._lost(scope, nodes, now)
+                self._unchanged(reader, scope, nodes, now)
+                | self._read_all(reader, scope.name, nodes, now)
+                | self._lost(scope, nodes, now)
             )
             wanted = {name: value for name, value in wanted.items() if name not in now or now[name] is not value}
             if wanted:
                 scope.write(wanted)
             if scope.remove is not None:
                 gone = {name for name, node in nodes.items() if node == _GONE}
-                known = (self._before.get(scope.name, {}).keys() | nodes.keys()) - gone
+                known = (
+                    self._before.get(scope.name, {}).keys() | self._code.get(scope.name, {}).keys() | nodes.keys()
+                ) - gone
                 for name in scope.read().keys() - known:
                     scope.remove(name)
 
@@ -200,14 +222,21 @@ class Variables:
         for scope in self._scopes or ():
             assert self._scopes is not None
             for name, value in scope.read().items():
-                for part, tensor in () if self._scopes.is_scope(value) else _tensors_of(value):
+                for part, tensor in () if self._scopes.is_scope(value) else tensors_of(value):
                     if not tensor.requires_grad and tensor.numel() >= _LARGE and not tensor.is_meta:
                         yield _shown(scope.name, f"{name}{part}"), tensor
 
     def _writer(self, *, noting: str = "") -> ValueWriter:
         assert self._scopes is not None
         scopes = self._scopes
-        return ValueWriter(self._objects, scopes.objects, scopes.modules, copies=self._copies, noting=noting)
+        return ValueWriter(
+            self._objects,
+            scopes.objects,
+            scopes.modules,
+            references=self._references.named,
+            copies=self._copies,
+            noting=noting,
+        )
 
     def _note(self, name: str, value: Any) -> _Before:
         assert self._scopes is not None
@@ -216,6 +245,8 @@ class Variables:
             parts = tuple(items)
         try:
             node = self._writer(noting=name).write(value)
+            if isinstance(node, list) and node[0] == "reference":
+                return _Before(_OPAQUE, (lambda: value) if isinstance(value, CODE) else _weak(value))
             return _Before(node, weakref.ref(value) if is_data(value) else value, parts, encoded(node))
         except UnkeptDataError as error:
             return _Before(_UNKEPT, Unkept(value, str(error), digest=True))
@@ -234,30 +265,41 @@ class Variables:
         except UnkeptDataError as error:
             self._unkept[name] = Unkept(value, str(error))
             earlier = self._earlier.get(name)
-            if (
-                earlier is not None
-                and earlier.is_of(value)
-                and not earlier.is_still(value)
-                and name not in self._reported
-            ):
-                self._reported.add(name)
-                self.too_large[_shown(*name)] = str(error)
+            if earlier is not None and earlier.is_of(value) and not earlier.is_still(value):
+                self._report(name, str(error))
             return [_LOST, str(error), self._number]
         except OpaqueError:
+            if (later := self._references.later(name, value)) is not None:
+                node, is_carried = later
+                if is_carried:
+                    self._report(name, MADE_LATER)
+                return node
             unknown = before is not None and before.node is _OPAQUE and before.value is None
             return None if unknown else _OPAQUE
         return node if before is None or encoded(node) != before.encoded else None
 
-    def _read_all(self, reader: ValueReader, scope: str, nodes: dict[str, Any]) -> dict[str, Any]:
+    def _report(self, name: _Name, why: str) -> None:
+        if name not in self._reported:
+            self._reported.add(name)
+            self.too_large[_shown(*name)] = why
+
+    def _read_all(
+        self, reader: ValueReader, scope: str, nodes: dict[str, Any], now: Mapping[str, Any]
+    ) -> dict[str, Any]:
         found = {}
         for name, node in nodes.items():
             if node in (_OPAQUE, _GONE) or _is_lost(node):
                 continue
+            kept = now.get(name) if self.trying else None
+            if references.is_made_later(node):
+                later = self._references.made_later(node)
+                found[name] = LostValue(_shown(scope, name), MADE_LATER, self.refuse, kept) if later is None else later
+                continue
             try:
                 found[name] = reader.read(node)
             except (OpaqueError, KeyError):
-                why = "this process cannot make an object of its class"
-                found[name] = LostValue(_shown(scope, name), why, self.refuse)
+                why = "this process does not have the object, or its class"
+                found[name] = LostValue(_shown(scope, name), why, self.refuse, kept)
         return found
 
     def _lost(self, scope: Scope, nodes: dict[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
@@ -279,7 +321,7 @@ class Variables:
         self, reader: ValueReader, scope: Scope, changed: Collection[str], now: Mapping[str, Any]
     ) -> dict[str, Any]:
         """Return the variables of a scope that the snapshot has unchanged from when the loop began, with their values of then."""
-        found = {}
+        found = {name: value for name, value in self._code.get(scope.name, {}).items() if name not in changed}
         for name, before in self._before.get(scope.name, {}).items():
             if name in changed:
                 continue
@@ -331,14 +373,6 @@ def _is_lost(node: Any) -> bool:
 
 def _shown(scope: str, name: str) -> str:
     return f"{scope}.{name}".removeprefix("__main__.")
-
-
-def _tensors_of(value: Any) -> Iterator[tuple[str, Tensor]]:
-    if issubclass(type(value), Tensor):
-        yield "", value
-    elif type(value) in (list, tuple, dict) and len(value) <= MOST_VALUES:
-        parts = list(value.items() if type(value) is dict else enumerate(value))
-        yield from ((f"[{key!r}]", part) for key, part in parts if issubclass(type(part), Tensor))
 
 
 def _items_of(value: Any) -> Sequence[Any] | None:

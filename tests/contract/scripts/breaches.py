@@ -327,7 +327,7 @@ def _(job):
 def _(job):
     model = DistributedDataParallel(net())
     optimizer = adam(model)
-    numbers = enumerate(iter(int, 1))
+    numbers = enumerate(_ for _ in iter(int, 1))
     number = 0
 
     def step(index):

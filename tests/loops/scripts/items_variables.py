@@ -325,3 +325,49 @@ def settings(rank, _size):
         optimizer.zero_grad()
 
     return Loop({"model": model, "optimizer": optimizer}, step, blocks_of(model), optimizer)
+
+
+def squares(output):
+    return output.pow(2).mean()
+
+
+def lengths(output):
+    return output.abs().mean()
+
+
+class Phases:
+    """Calls the method that is next."""
+
+    def __init__(self):
+        self.scale = self.warm
+
+    def warm(self, index):
+        if index >= LATER:
+            self.scale = self.hot
+        return 1
+
+    def hot(self, _index):
+        return 2
+
+
+@item("a loss, a method, an activation and a loader that are exchanged, in variables and in a module")
+def exchanged(rank, _size):
+    model = ddp(nn.Sequential(net(), nn.Tanh()))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    loss, act, phases = squares, torch.tanh, Phases()
+    loaders = [torch.utils.data.DataLoader(torch.full((BATCH, WIDTH), float(part))) for part in (1, 2)]
+    loader = loaders[0]
+
+    def step(index):
+        nonlocal loss, act, loader
+        if index >= LATER:
+            loss = lengths if loss is squares else squares
+            act = nn.functional.gelu if act is torch.tanh else torch.tanh
+            loader = loaders[loader is loaders[0]]
+            model.module[1].forward = torch.sigmoid if index % 3 else torch.tanh
+        output = model(data(index, rank) + loader.dataset)
+        (loss(act(output)) * phases.scale(index)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return Loop({"model": model, "optimizer": optimizer}, step, blocks_of(model), optimizer)

@@ -285,9 +285,71 @@ def chosen_module():
     return bump
 
 
+def positive(value):
+    return abs(value)
+
+
+def negative(value):
+    return -abs(value)
+
+
+class Trainer:
+    def __init__(self):
+        self.step, self.calls = self.first, 0
+
+    def first(self):
+        self.calls += 1
+        self.step = self.second
+        return 1
+
+    def second(self):
+        self.calls += 1
+        self.step = self.first
+        return 2
+
+
+def references():
+    """Functions, methods, classes and loaders that are exchanged for others, which every process has."""
+    doubled, halved = (lambda value: 2 * value), (lambda value: value / 2)
+    function, unnamed, act, kind, trainer = positive, doubled, torch.relu, Words, Trainer()
+    loaders = [torch.utils.data.DataLoader(range(first, 9)) for first in (0, 5)]
+    loader, losses, call = loaders[0], [torch.nn.functional.l1_loss, doubled], functools.partial(max, 1)
+    calls = 0
+
+    def bump():
+        nonlocal function, unnamed, act, kind, loader, call, calls
+        calls += 1
+        call = functools.partial(pow, calls, exp=2) if calls % 3 else functools.partial(max, calls)
+        function = negative if function is positive else positive
+        unnamed = halved if unnamed is doubled else doubled
+        act = torch.tanh if act is torch.relu else torch.relu
+        kind = Attributes if kind is Words else Words
+        loader = loaders[loader is loaders[0]]
+        losses.reverse()
+        return (
+            *(trainer.step(), trainer.calls, function(3), unnamed(4), float(act(torch.tensor(-1.0))), kind.__name__),
+            *(len(loader.dataset), losses[0](3) if losses[0] is doubled else 0, call() if calls % 3 else call(2)),
+        )
+
+    return bump
+
+
+def functions_of_modules():
+    """Functions that are variables of a Python module, of a class, and of a protected module."""
+    this = sys.modules[__name__]
+    this.chosen, Trainer.chosen = positive, negative
+
+    def bump():
+        this.chosen, Trainer.chosen = Trainer.chosen, this.chosen
+        return this.chosen(3), Trainer.chosen(3)
+
+    return bump
+
+
 KINDS = [
     *(defaults, function_attribute, method_default, partial, containers, a_dict_with_a_model, standard_library),
     *(library_values, iterators, context, thread_local, cyclic, own_module, chosen_module),
+    *(references, functions_of_modules),
 ]
 
 

@@ -1,0 +1,104 @@
+"""Objects that no snapshot holds, and that variables refer to: functions, modules, process groups, data loaders.
+
+A script that exchanges one for another refers to what every process of the rank has: from set-up, or from the first steps, which a
+replacement rehearses. Those have names. An object that was made later has a number, by which only the process that has it finds it.
+"""
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from types import FunctionType, MethodType
+from typing import Any
+
+from torch import nn
+from torch.distributed import ProcessGroup
+from torch.distributed.device_mesh import DeviceMesh
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from deadpool_run.worker.state.numbered import WeaklyNumbered
+from deadpool_run.worker.variables.functions import CODE
+from deadpool_run.worker.variables.scopes import Scope
+from deadpool_run.worker.variables.values import Objects, OpaqueError, UnkeptDataError
+
+TAG = "made later"
+_USED = (FunctionType, MethodType, partial, type, nn.Module, ProcessGroup, DeviceMesh, Dataset, DataLoader, Sampler)
+"""Classes of objects on which results depend. Others, such as a progress bar, are a replacement's own."""
+_MOST_LATER = 256
+"""Objects that were made later and can be put back: the newest ones."""
+_MOST_ITEMS = 256
+
+
+class References:
+    """The objects that have names, and those that have numbers. None is kept alive."""
+
+    def __init__(self) -> None:
+        self.named = Objects(weakly=True)
+        self._later = WeaklyNumbered(_MOST_LATER)
+        self._last: dict[Any, int] = {}
+        """Numbers, by the variables that have them in the present snapshot."""
+        self._before: dict[Any, int] = {}
+        """The same for the snapshot before."""
+        self._rehearsed = False
+
+    def begin(self, scopes: Iterable[Scope], write: Callable[[Any], Any]) -> None:
+        """Name what variables have, as the loop begins. `write` raises `OpaqueError` for objects that no snapshot holds."""
+        self.named = Objects(weakly=True)
+        self._rehearsed = False
+        self._name(scopes, write, "")
+
+    def rehearsed(self, scopes: Iterable[Scope], write: Callable[[Any], Any]) -> None:
+        """Name also what the first steps have made."""
+        self._name(scopes, write, ", made in the first steps")
+        self._rehearsed = True
+
+    def next(self) -> None:
+        """Begin another snapshot."""
+        self._last, self._before = {}, self._last
+
+    def later(self, name: Any, value: Any) -> tuple[list[Any], bool] | None:
+        """Return the node of a variable's object that was made later, and whether an earlier step made it.
+
+        None if nothing depends on it.
+        """
+        if not isinstance(value, _USED):
+            return None
+        number = self._last[name] = self._later.number(value)
+        return [TAG, number], self._rehearsed and self._before.get(name) == number
+
+    def made_later(self, node: Any) -> Any:
+        """Return the object of such a node; None if this process does not have it."""
+        return self._later.get(node[1])
+
+    def of_name(self, name: str) -> Any:
+        """Return the object that has a name. Raises `KeyError` if it is gone."""
+        found = self.named.named(name)
+        if found is None:
+            raise KeyError(name)
+        return found
+
+    def _name(self, scopes: Iterable[Scope], write: Callable[[Any], Any], when: str) -> None:
+        for scope in scopes:
+            for name, value in scope.all().items():
+                for part, each in _with_items(value):
+                    if isinstance(each, CODE) or (isinstance(each, _USED) and _is_opaque(each, write)):
+                        self.named.add(f"{scope.name}.{name}{part}{when}", each)
+
+
+def is_made_later(node: Any) -> bool:
+    """Return whether a node is one of `References.later`."""
+    return isinstance(node, list) and node[0] == TAG
+
+
+def _with_items(value: Any) -> list[tuple[str, Any]]:
+    if type(value) not in (list, tuple):
+        return [("", value)]
+    return [(f"[{index}]", each) for index, each in enumerate(value)] if len(value) <= _MOST_ITEMS else []
+
+
+def _is_opaque(value: Any, write: Callable[[Any], Any]) -> bool:
+    try:
+        write(value)
+    except UnkeptDataError:
+        return False
+    except OpaqueError:
+        return True
+    return False
