@@ -20,7 +20,8 @@ from deadpool_run.worker.variables.scopes import Scope
 from deadpool_run.worker.variables.values import Objects, OpaqueError, UnkeptDataError
 
 TAG = "made later"
-_USED = (FunctionType, MethodType, partial, type, nn.Module, ProcessGroup, DeviceMesh, Dataset, DataLoader, Sampler)
+_DATA = (Dataset, DataLoader, Sampler)
+_USED = (FunctionType, MethodType, partial, type, nn.Module, ProcessGroup, DeviceMesh, *_DATA)
 """Classes of objects on which results depend. Others, such as a progress bar, are a replacement's own."""
 _MOST_LATER = 256
 """Objects that were made later and can be put back: the newest ones."""
@@ -54,12 +55,13 @@ class References:
         """Begin another snapshot."""
         self._last, self._before = {}, self._last
 
-    def later(self, name: Any, value: Any) -> tuple[list[Any], bool] | None:
+    def later(self, name: Any, value: Any, *, was_empty: bool) -> tuple[list[Any], bool] | None:
         """Return the node of a variable's object that was made later, and whether an earlier step made it.
 
-        None if nothing depends on it.
+        None if nothing depends on it. `was_empty`: the variable was None, or did not exist. A loader that is made when it is first
+        needed, for an evaluation say, is made by a replacement too.
         """
-        if not isinstance(value, _USED):
+        if not isinstance(value, _USED) or (was_empty and isinstance(value, _DATA)):
             return None
         number = self._last[name] = self._later.number(value)
         return [TAG, number], self._rehearsed and self._before.get(name) == number

@@ -269,7 +269,8 @@ class Variables:
                 self._report(name, str(error))
             return [_LOST, str(error), self._number]
         except OpaqueError:
-            if (later := self._references.later(name, value)) is not None:
+            was_empty = before is None or before.node is None
+            if (later := self._references.later(name, value, was_empty=was_empty)) is not None:
                 node, is_carried = later
                 if is_carried:
                     self._report(name, MADE_LATER)

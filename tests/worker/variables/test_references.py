@@ -69,6 +69,20 @@ def test_what_was_made_in_the_loop(make):
         current()
 
 
+def test_a_loader_that_is_made_when_it_is_first_needed():
+    def run(taken=None):
+        variables, loader = Variables(), None
+        variables.begin()
+        if taken is None:
+            loader = MADE["data loader"]()
+            return variables.take(), loader
+        variables.put(taken)
+        return loader
+
+    taken, _ = run()
+    assert run(taken) is None  # and is made when a replacement needs it
+
+
 def test_what_the_first_steps_have_made_is_that_of_the_rehearsal():
     def run(taken=None):
         variables, current, other = Variables(), None, None
