@@ -1,7 +1,7 @@
 """Functions as values of variables, and the values that they hold: defaults of parameters, attributes, arguments of partial calls."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import partial
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -9,27 +9,34 @@ from typing import Any
 from deadpool_run.worker.variables.library_values import is_immutable
 
 CODE = (FunctionType, BuiltinFunctionType, type, ModuleType)
-_OF_BUILTINS = ("torch", "torch.nn.functional", "math", "operator", "builtins", "numpy")
-"""Where a function that is written in C is found if it does not name its module, or names one of those behind these."""
-_CONSTANT = (type(None), bool, int, float, complex, str, bytes, type, FunctionType, BuiltinFunctionType, ModuleType)
+_CONSTANT = (type(None), bool, int, float, complex, str, bytes, *CODE)
+_HARMLESS = ("torch.nn.", "torch.optim.")
+"""Begin the names of modules of which every function and class may be named. A snapshot may come from a file: it cannot name any other."""
 
 
-def name_of_code(value: Any) -> tuple[str, str] | None:
-    """Return the Python module, and the name in it, by which every process finds a function, a class or a module; None if by none."""
-    if isinstance(value, ModuleType):
-        return (value.__name__, "") if sys.modules.get(value.__name__) is value else None
+def name_of_code(value: Any, own: Collection[str]) -> tuple[str, str] | None:
+    """Return the Python module, and the name in it, by which every process finds a function or a class; None if by none.
+
+    `own` are the script's Python modules.
+    """
     places = [(getattr(value, "__module__", None) or "", getattr(value, "__qualname__", ""))]
-    if isinstance(value, BuiltinFunctionType):
-        places += [(module, value.__name__) for module in _OF_BUILTINS]
-    return next((place for place in places if code_of_name(*place) is value), None)
+    if isinstance(value, BuiltinFunctionType):  # it does not name its module, or one behind these
+        places += [(module, value.__name__) for module in ("torch", "torch.nn.functional")]
+    return next((place for place in places if code_of_name(*place, own) is value), None)
 
 
-def code_of_name(module: str, name: str) -> Any:
-    """Return what has this name in a Python module; None if there is nothing."""
+def code_of_name(module: str, name: str, own: Collection[str]) -> Any:
+    """Return the function or class of this name in a Python module; None if there is none, or none that may be named."""
     found: Any = sys.modules.get(module)
-    for part in name.split(".") if name else ():
+    for part in name.split("."):
         found = getattr(found, part, None)
-    return found
+        if isinstance(found, ModuleType):
+            return None
+    if isinstance(found, BuiltinFunctionType):
+        return found if module in ("torch", "torch.nn.functional", "math") else None
+    may_be_named = module in own or module.startswith(_HARMLESS) or (module == "builtins" and isinstance(found, type))
+    is_there = isinstance(found, CODE) and found.__module__ == module  # not imported from another one
+    return found if may_be_named and is_there else None
 
 
 def name_of_method(method: MethodType) -> str | None:

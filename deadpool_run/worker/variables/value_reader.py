@@ -2,7 +2,7 @@
 
 import sys
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from types import MethodType
 from typing import Any, NoReturn
@@ -24,22 +24,23 @@ _CODE = frozenset({"code", "method", "bound", "partial"})
 class ValueReader:
     """Decodes nodes that were written together, in the same order."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what is written in another way
         self,
         objects: Objects | None = None,
         scope: Callable[[str], Any] = str,
         *,
         reference: Callable[[str], Any] = str,
+        own: Collection[str] = (),
         large: Sequence[Tensor] = (),
         refuse: Callable[[str], NoReturn] = raise_refused,
     ) -> None:
         """`scope` returns the object whose content is written elsewhere, by name, and `reference` one of which only the name is written.
 
-        `large` are the large tensors, by number. Both functions raise `KeyError` for what this process does not have.
+        `own` are the script's Python modules, and `large` the large tensors, by number. Both functions raise `KeyError` for what this process does not have.
         A backward through the graph of a tensor, which cannot be kept, calls `refuse`.
         """
         self._objects = objects or Objects()
-        self._scope, self._reference = scope, reference
+        self._scope, self._reference, self._own = scope, reference, own
         self._large = large
         self._refuse = refuse
         self._made: dict[int | str, Any] = {}
@@ -80,7 +81,9 @@ class ValueReader:
             return partial(self.read(function), *map(self.read, arguments), **dict(zip(names, values, strict=True)))
         if tag == "bound":
             return MethodType(*map(self.read, parts))
-        found = functions.code_of_name(*parts) if tag == "code" else functions.bound(self.read(parts[0]), parts[1])
+        where, name = parts
+        is_code = tag == "code"
+        found = functions.code_of_name(where, name, self._own) if is_code else functions.bound(self.read(where), name)
         if found is None:
             raise OpaqueError
         return found

@@ -170,7 +170,7 @@ class ValueWriter:
         if isinstance(value, MethodType):
             name, owner = functions.name_of_method(value), self._write(value.__self__)
             return ["bound", self._write(value.__func__), owner] if name is None else ["method", owner, name]
-        found = functions.name_of_code(value)
+        found = functions.name_of_code(value, self._own)
         if found is None:
             raise OpaqueError
         return ["code", *found]

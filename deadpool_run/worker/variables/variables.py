@@ -174,6 +174,7 @@ class Variables:
             self._objects,
             self._scopes.named,
             reference=self._references.of_name,
+            own=self._scopes.modules,
             large=taken.get("large", ()),
             refuse=self.refuse,
         )

@@ -9,6 +9,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from deadpool_run.errors import RefusedError
+from deadpool_run.worker.variables.value_reader import ValueReader
+from deadpool_run.worker.variables.values import OpaqueError
 from deadpool_run.worker.variables.variables import Variables
 
 
@@ -155,3 +157,18 @@ def test_a_forward_that_was_exchanged_in_the_loop(change, monkeypatch):
     else:
         with pytest.raises(RefusedError, match="forward is carried from step to step"):
             replacement.model(x)
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        *[("os", "system"), ("builtins", "eval"), ("torch", "load"), ("torch.nn.functional", "torch.load")],
+        *[(__name__, "types.FunctionType"), (__name__, "DataLoader"), ("torch.hub", "load")],
+    ],
+)
+def test_a_snapshot_cannot_name_code_of_others(module, name):
+    """It may come from a file that somebody has written."""
+    for node in (["code", module, name], ["partial", ["code", module, name], [], [], []]):
+        with pytest.raises(OpaqueError):
+            ValueReader(own={__name__}).read(node)
+    assert ValueReader(own={__name__}).read(["code", __name__, "scaled"]) is scaled
