@@ -51,7 +51,7 @@ class Unkept:
         self._alive = (
             value if _size(value) and type(self._last) in _LEAVES else None
         )  # no other object gets its identity
-        self.is_iterator = is_iterator(value)
+        self.is_iterator = type(value) is not LostValue and is_iterator(value)
         self._source = _weak(value) if self.is_iterator else None
         self._progress = progress_of(value) if self.is_iterator else None
 

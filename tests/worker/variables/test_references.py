@@ -58,6 +58,7 @@ class Rank:
             taken.append(self.variables.take())
             current = make()
         self.variables.put(put or taken[0])
+        self.variables.take()  # as after each restore: that alone does not use what was lost
         return current, kept, taken
 
 
