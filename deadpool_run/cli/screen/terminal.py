@@ -5,7 +5,7 @@ import os
 import select
 import signal
 import termios
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -22,10 +22,15 @@ ENDING = (signal.SIGTERM, signal.SIGHUP)
 _TAKEN = (signal.SIGINT, signal.SIGTSTP, signal.SIGCONT, signal.SIGWINCH, *ENDING)
 
 
+class TerminalGoneError(OSError):
+    """The terminal was closed, as a window or a connection is."""
+
+
 class Terminal:
     """A context manager. Inside, keys come one by one, and frames are drawn without flicker.
 
-    Signals are only noted: `wait` returns them. Ctrl-C and Ctrl-Z stay signals.
+    Signals are only noted: `wait` returns them. Ctrl-C and Ctrl-Z stay signals. What draws raises `TerminalGoneError`: the terminal
+    may be gone before its SIGHUP comes.
     """
 
     def __init__(self, keyboard: int, screen: int) -> None:
@@ -64,7 +69,8 @@ class Terminal:
     @property
     def size(self) -> tuple[int, int]:
         """The columns and the lines; 80 and 24 if the terminal does not know them."""
-        columns, lines = os.get_terminal_size(self._screen)
+        with _gone():
+            columns, lines = os.get_terminal_size(self._screen)
         return columns or 80, lines or 24
 
     def wait(self, others: Sequence[int], timeout_s: float | None) -> tuple[set[int], set[signal.Signals]]:
@@ -117,7 +123,8 @@ class Terminal:
         modes[_LFLAG] &= ~(termios.ICANON | termios.ECHO)
         modes[_CC] = [*modes[_CC]]
         modes[_CC][termios.VMIN], modes[_CC][termios.VTIME] = 1, 0
-        termios.tcsetattr(self.keyboard, termios.TCSANOW, modes)
+        with _gone():
+            termios.tcsetattr(self.keyboard, termios.TCSANOW, modes)
         self._write(_ENTER)
         self.redraw()
 
@@ -130,8 +137,17 @@ class Terminal:
 
     def _write(self, data: bytes) -> None:
         left = memoryview(data)
-        while left:
-            left = left[os.write(self._screen, left) :]
+        with _gone():
+            while left:
+                left = left[os.write(self._screen, left) :]
+
+
+@contextlib.contextmanager
+def _gone() -> Iterator[None]:
+    try:
+        yield
+    except (OSError, termios.error) as error:
+        raise TerminalGoneError(*error.args) from error
 
 
 def _ignore(number: int, frame: object) -> None:

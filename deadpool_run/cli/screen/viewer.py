@@ -13,7 +13,7 @@ from deadpool_run.cli.screen.keys import KeyReader
 from deadpool_run.cli.screen.page import ScreenSize, screen_lines
 from deadpool_run.cli.screen.rank_log import log_lines
 from deadpool_run.cli.screen.state import Kill, Quit, ScreenState
-from deadpool_run.cli.screen.terminal import ENDING, Terminal
+from deadpool_run.cli.screen.terminal import ENDING, Terminal, TerminalGoneError
 from deadpool_run.core.injection import KillHow
 from deadpool_run.errors import DeadpoolError
 from deadpool_run.view.client import ControlClient
@@ -52,6 +52,12 @@ class _Viewer:
 
     def show(self, feed: StatusFeed, terminal: Terminal) -> signal.Signals | None:
         """Show the run until it ends or the user leaves; return the signal that ends this process, if one does."""
+        try:
+            return self._show(feed, terminal)
+        except TerminalGoneError:
+            return signal.SIGHUP
+
+    def _show(self, feed: StatusFeed, terminal: Terminal) -> signal.Signals | None:
         while not self.run_ended:
             self._draw(terminal)
             ready, signals = terminal.wait([feed.fd], _ESCAPE_S if self._keys.is_open else None)

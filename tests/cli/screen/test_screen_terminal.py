@@ -1,14 +1,18 @@
 """The live status on a real terminal: 512 simulated ranks, every key, and the terminal as it was, whatever ends the view."""
 
+import os
 import re
 import signal
 import sys
+import termios
 
 import pytest
 from cli.screen.test_screen_parts import status
 from kit.terminal import Terminal, keys
 from view.test_view_client import serving
 
+from deadpool_run.cli.screen.terminal import Terminal as ScreenTerminal
+from deadpool_run.cli.screen.terminal import TerminalGoneError
 from deadpool_run.core.events import KillRequested
 from deadpool_run.core.injection import KillHow
 from deadpool_run.ids import Rank
@@ -172,6 +176,20 @@ def test_a_terminal_that_goes_away_ends_it(live):
     terminal.wait_for("of 512")
     terminal.hang_up()
     assert terminal.process.wait(terminal.WAIT_S) == -signal.SIGHUP
+
+
+def test_a_terminal_that_is_gone_is_told_apart_from_other_errors():
+    """It may be drawn on after it has gone, and before its signal comes."""
+    near, far = os.openpty()
+    screen = ScreenTerminal(far, far)
+    screen._before = termios.tcgetattr(far)
+    os.close(near)
+    for use in (lambda: screen.draw(["a line"]), lambda: screen.size, screen.take):
+        with pytest.raises(TerminalGoneError):
+            use()
+    os.close(screen._noted)
+    os.close(screen._note)
+    os.close(far)
 
 
 def test_ctrl_z_and_fg_of_a_shell(live, tmp_path):
