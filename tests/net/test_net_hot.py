@@ -6,7 +6,8 @@ STEPS = 25
 LAYOUT = ("--layout", "ddp", "--steps", str(STEPS), "--hold", "6", "--least-ms", "100")
 
 
-@pytest.mark.parametrize("known", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("known", [True, False])
 def test_the_ranks_of_a_lost_machine_go_to_spares_that_have_rehearsed_them(fleet, reference, known):
     job = fleet(*LAYOUT, options=("--spare-mode", "hot"))
 
