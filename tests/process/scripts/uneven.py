@@ -1,11 +1,8 @@
 """`train.py` in which each step begins with the same piece of work on each rank, and tells how long that took the rank."""
 
-import os
-import sys
 import time
-from pathlib import Path
 
-import layouts
+from stepped import train_with
 from telling import tell
 
 WORK, NAP_S = 60, 0.002
@@ -19,24 +16,13 @@ def work():
     return time.monotonic() - began
 
 
-def timed(make):
-    def made(*args):
-        training = make(*args)
-        step = training.step
+def timed(_training, step):
+    def worked(index):
+        tell("worked", step=index, seconds=work())
+        return step(index)
 
-        def worked(index):
-            tell("worked", step=index, seconds=work())
-            return step(index)
-
-        training.step = worked
-        return training
-
-    return made
+    return worked
 
 
 if __name__ == "__main__":
-    layouts.LAYOUTS.update({name: timed(make) for name, make in layouts.LAYOUTS.items()})
-    sys.argv += ["--flags", str(Path(os.environ["KIT_EVENTS"]).parent / "flags")]
-    import train
-
-    train.main()
+    train_with(timed)
