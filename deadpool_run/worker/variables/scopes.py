@@ -69,7 +69,7 @@ class Scope:
     remove: Callable[[str], object] | None = None
     """Deletes a variable that did not exist at a snapshot; None where that makes no difference."""
     table: AttributeTable | None = None
-    """What reads them, if that leaves out functions and classes that are as they were."""
+    """Reads them, if unchanged functions and classes are left out."""
 
     def all(self) -> Mapping[str, Any]:
         """Return the present values, also those that `read` leaves out."""

@@ -178,13 +178,14 @@ class Variables:
             large=taken.get("large", ()),
             refuse=self.refuse,
         )
+        kept = {scope.name: scope.all() for scope in self._scopes} if self.trying else {}
+        # All of them first, in the order in which they were written.
+        values = {scope: self._read_all(reader, scope, nodes, kept.get(scope, {})) for scope, nodes in changed.items()}
         for scope in self._scopes:
             nodes = changed.get(scope.name, {})
             now = scope.all()
             wanted = (
-                self._unchanged(reader, scope, nodes, now)
-                | self._read_all(reader, scope.name, nodes, now)
-                | self._lost(scope, nodes, now)
+                self._unchanged(reader, scope, nodes, now) | values.get(scope.name, {}) | self._lost(scope, nodes, now)
             )
             wanted = {name: value for name, value in wanted.items() if name not in now or now[name] is not value}
             if wanted:
@@ -286,22 +287,22 @@ class Variables:
             self.too_large[_shown(*name)] = why
 
     def _read_all(
-        self, reader: ValueReader, scope: str, nodes: dict[str, Any], now: Mapping[str, Any]
+        self, reader: ValueReader, scope: str, nodes: dict[str, Any], kept: Mapping[str, Any]
     ) -> dict[str, Any]:
         found = {}
         for name, node in nodes.items():
             if node in (_OPAQUE, _GONE) or _is_lost(node):
                 continue
-            kept = now.get(name) if self.trying else None
             if references.is_made_later(node):
                 later = self._references.made_later(node)
-                found[name] = LostValue(_shown(scope, name), MADE_LATER, self.refuse, kept) if later is None else later
+                lost = LostValue(_shown(scope, name), MADE_LATER, self.refuse, kept.get(name))
+                found[name] = lost if later is None else later
                 continue
             try:
                 found[name] = reader.read(node)
             except (OpaqueError, KeyError):
                 why = "this process does not have the object, or its class"
-                found[name] = LostValue(_shown(scope, name), why, self.refuse, kept)
+                found[name] = LostValue(_shown(scope, name), why, self.refuse, kept.get(name))
         return found
 
     def _lost(self, scope: Scope, nodes: dict[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
