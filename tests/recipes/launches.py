@@ -13,6 +13,8 @@ RECIPES = Path(__file__).resolve().parents[2] / "recipes"
 PYTHON = (sys.executable,)
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone")
 DEADPOOL = (sys.executable, "-m", "deadpool_run")
+ORDERLY = Path(__file__).parent / "scripts" / "orderly.py"
+"""Before a script or module that does not use the library: at its end torch may abort."""
 BOUND_S = 90.0
 
 

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from launches import RECIPES, TORCHRUN, kill_rank, launched
+from launches import ORDERLY, RECIPES, TORCHRUN, kill_rank, launched
 
 DIGEST = re.compile(r"rank (\d+): .*?digest ([0-9a-f]{64})")  # torchrun's workers may write into each other's lines
 HUGGING_FACE = ("--epochs", 9, "--samples", 340, "--accumulate", 3)  # an odd number of batches: a last update of fewer
@@ -41,7 +41,7 @@ def test_a_killed_rank_does_not_change_a_bit(start, tmp_path, recipe):
     if find_spec(framework) is None:
         pytest.skip(f"{framework} is not installed: make test-frameworks")
     folder = RECIPES / recipe
-    expected = digests(start(*TORCHRUN, "--nproc-per-node", 2, folder / "train_torchrun.py", *arguments).end())
+    expected = digests(start(*TORCHRUN, "--nproc-per-node", 2, ORDERLY, folder / "train_torchrun.py", *arguments).end())
     preloaded = ("--preload", f"deadpool_run.integrations.{recipe}")
     run = start(*launched(tmp_path, 2), *preloaded, folder / "train.py", *arguments)
     count, rank = random.randint(3, 12), random.randrange(2)
@@ -61,8 +61,8 @@ def test_accelerates_own_tests_pass(start, tmp_path, name):
         pytest.skip("accelerate is not installed: make test-frameworks")
     module = f"accelerate.test_utils.scripts.{name}"
     for launch in (
-        (*TORCHRUN, "--nproc-per-node", 2, SCRIPTS / "orderly.py"),
-        (*launched(tmp_path / "plain", 2), SCRIPTS / "orderly.py"),
+        (*TORCHRUN, "--nproc-per-node", 2, ORDERLY),
+        (*launched(tmp_path / "plain", 2), ORDERLY),
         (*launched(tmp_path / "ours", 2), SCRIPTS / "initialized.py"),
     ):
         assert LAST_PART[name] in start(*launch, module, env=ON_CPU).end()

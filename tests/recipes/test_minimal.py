@@ -1,7 +1,7 @@
 import difflib
 import re
 
-from launches import PYTHON, RECIPES, TORCHRUN, kill_rank, launched
+from launches import ORDERLY, PYTHON, RECIPES, TORCHRUN, kill_rank, launched
 
 OURS = RECIPES / "minimal" / "train.py"
 THEIRS = RECIPES / "minimal" / "train_torchrun.py"
@@ -46,7 +46,7 @@ def test_runs_under_plain_python(start):
 
 def test_a_killed_rank_does_not_change_the_weights(start, tmp_path):
     steps = 600
-    expected = weights(start(*TORCHRUN, "--nproc-per-node", 2, THEIRS, steps).end())
+    expected = weights(start(*TORCHRUN, "--nproc-per-node", 2, ORDERLY, THEIRS, steps).end())
     assert set(expected) == {"0", "1"}
     (tmp_path / "sitecustomize.py").write_text(NO_NUMPY)
     run = start("env", f"PYTHONPATH={tmp_path}", *launched(tmp_path, 2), OURS, steps)

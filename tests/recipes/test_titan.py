@@ -5,7 +5,7 @@ import re
 
 import pytest
 import torch.distributed.checkpoint as dcp
-from launches import RECIPES, TORCHRUN, kill_rank, launched
+from launches import ORDERLY, RECIPES, TORCHRUN, kill_rank, launched
 
 FOLDER = RECIPES / "titan"
 
@@ -21,7 +21,7 @@ def reference(tmp_path, ranks):
     if ranks == 2:
         (tmp_path / "unfailed").mkdir()
         return (*launched(tmp_path / "unfailed", ranks, spares=0), FOLDER / "train.py")
-    return (*TORCHRUN, "--nproc-per-node", ranks, FOLDER / "train_torchrun.py")
+    return (*TORCHRUN, "--nproc-per-node", ranks, ORDERLY, FOLDER / "train_torchrun.py")
 
 
 @pytest.mark.parametrize(

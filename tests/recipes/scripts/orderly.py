@@ -1,16 +1,25 @@
-"""Run a module as `python -m` does, and destroy its process groups at the end.
+"""Run a script, or a module as `python -m` does, and end the process before the interpreter is finalized.
 
-Torch may abort a process that ends without: a thread of Gloo still has a tensor when the interpreter is gone (pytorch/pytorch,
-pull request 179291). Accelerate's scripts end so.
+A thread of Gloo may still hold a tensor then, and torch aborts the process (pytorch/pytorch, pull request 179291). It is rare,
+and `destroy_process_group` does not always prevent it: DistributedDataParallel keeps the group, and with it the threads.
 """
 
+import os
 import runpy
 import sys
+from pathlib import Path
 
 import torch.distributed as dist
 
 if __name__ == "__main__":
     del sys.argv[0]
-    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+    if Path(sys.argv[0]).is_file():
+        sys.path.insert(0, str(Path(sys.argv[0]).parent))
+        runpy.run_path(sys.argv[0], run_name="__main__")
+    else:
+        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
     if dist.is_initialized():
         dist.destroy_process_group()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
