@@ -177,6 +177,8 @@ class FakeCommunicator:
             done.set()
 
         self._on_abort.add(done.set)
+        if self.aborted.is_set():
+            done.set()  # the abort may have come before the line above
         threading.Thread(target=exchange, name="fake-wire", daemon=True).start()
         done.wait()
         self._on_abort.discard(done.set)
