@@ -41,7 +41,7 @@ DEFAULT_PRELOAD = (
     "deadpool_run.store.main",
     "deadpool_run.worker.job",
 )
-"""What a worker imports until the first step of DDP, FSDP2 or tensor parallelism is over.
+"""Modules that a worker imports until the first step of DDP, FSDP2 or tensor parallelism is over.
 
 None of these modules touches a device, or starts a thread, which the fork server checks.
 """
@@ -127,7 +127,7 @@ class LaunchSpec:
     settings: Settings
     target: Target
     script: bytes | None = field(default=None, repr=False)
-    """What the target's Python file contains. Workers run a copy: an edit during the job does not concern it. None: no such file."""
+    """The content of the target's Python file, or None without one. Workers run this copy, so that edits during the job have no effect."""
     nproc_per_node: int
     run_id: str
     named: bool = False

@@ -1,4 +1,4 @@
-"""What the user is told of a decision, and how it gets to a console that may have stalled."""
+"""Lines for the user about decisions, and a console that has stalled."""
 
 import contextlib
 import os

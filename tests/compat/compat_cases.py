@@ -13,7 +13,7 @@ class Case:
 
     name: str
     line: str
-    """What follows `torchrun` and `deadpool-run`."""
+    """The arguments after `torchrun` and `deadpool-run`."""
     differs: frozenset[str] = frozenset()
     """Intended differences that it shows, by name, beside those that every case shows."""
     env: Mapping[str, str] = field(default_factory=dict)

@@ -213,7 +213,7 @@ async def test_a_node_goes_on_with_a_new_coordinator_if_it_is_known(house):
 
 @in_house
 async def test_a_node_that_rejoins_again_has_heard_nothing_and_gets_what_it_was_sent(house):
-    """Its first connection broke before anything came; in a later term it begins anew."""
+    """Its first connection broke before any message. A later term starts with a new one."""
     rejoin = peers.Rejoin("known", ev.Place("known"), ev.NodeResynced("known", (), (0, -1)))
     for count in (1, 2):
         known = house.connect()

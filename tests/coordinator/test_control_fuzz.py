@@ -1,4 +1,4 @@
-"""Whatever lines come to the control socket, each is answered or its connection is closed, and the job goes on."""
+"""The control socket answers any line or closes the connection, and the job goes on."""
 
 import asyncio
 import json

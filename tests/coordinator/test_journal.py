@@ -164,7 +164,7 @@ def test_a_disk_that_stalls_costs_lines_and_the_rest_replays(tmp_path, monkeypat
 
 
 def test_a_later_leader_waits_for_no_disk(tmp_path):
-    """What the creation of its journal finds is reported later: here, that its folder is not there."""
+    """A failure to create the journal is reported later. Here its folder does not exist."""
     folder = tmp_path / "gone"
     book, state = journal.Journal(folder / "journal", SETTINGS, coordinator.new_state(SETTINGS), term=2), None
     written(book)

@@ -38,7 +38,7 @@ def bless_text(text: str) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Words:
-    """What a command says besides its workers."""
+    """The words of a line of the file that follow its workers."""
 
     epoch: int
     number: int

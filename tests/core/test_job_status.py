@@ -1,4 +1,4 @@
-"""What viewers are shown is plain JSON, and says of each rank who holds it."""
+"""The status for viewers is plain JSON, and names the holder of each rank."""
 
 import json
 

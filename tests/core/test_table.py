@@ -100,7 +100,7 @@ def all_events(state: State) -> Iterator[ev.Event]:
 
 
 def signature(state: State) -> tuple[object, ...]:
-    """What makes two states worth exploring both."""
+    """The part of a state by which two states differ for the search."""
     ranked = sorted((member.phase, member.replacement) for member in state.owners())
     seats = sorted((seat.done, seat.sealed) for seat in state.seats)
     parked = (
@@ -226,7 +226,7 @@ def test_a_fact_moves_its_member_as_the_table_says_or_nothing():
 
 
 def is_void(event: ev.Event, member: Member) -> bool:
-    """What the phase allows, but not who the member is."""
+    """Whether the member may not send this event, though its phase allows it."""
     match event:
         case ev.ReplacementRehearsed():
             return not member.replacement

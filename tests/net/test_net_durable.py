@@ -175,7 +175,7 @@ def leads_next(job):
 
 @pytest.mark.slow
 def test_the_coordinator_is_lost_while_what_was_preemption_notice_is_written(fleet, tmp_path):
-    """As Slurm does, every agent is told; whoever leads next begins to write anew."""
+    """Every agent gets the signal, as from Slurm. The next leader starts a new write."""
     place = tmp_path / "kept"
     job, host = held(fleet, place)
     with stopped(forkserver_of(job.agents[host])):

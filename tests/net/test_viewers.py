@@ -1,4 +1,4 @@
-"""Whoever looks at a job over several hosts, or breaks it on purpose, may do so from any of them."""
+"""`status`, `kill-rank` and the like work on every host of a job."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""What the end-to-end tests share: unfailed runs to compare with, and `--on-device FILE`.
+"""Shared by the end-to-end tests: unfailed runs to compare with, and `--on-device FILE`.
 
 With it, the ladder's jobs run on the fake device, and the tables of the document are written.
 """

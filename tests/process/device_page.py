@@ -24,6 +24,6 @@ def ladder(outcomes):
 
 
 def with_tables(page, cells, outcomes):
-    """Return the page with its tables written anew."""
+    """Return the page with new tables."""
     before, rest = page.split(BEGIN)
     return f"{before}{BEGIN}\n\n{matrix(cells)}\n\n{ladder(outcomes)}\n\n{END}{rest.split(END)[1]}"

@@ -1,4 +1,4 @@
-"""What a worker leaves running in the background is asked to end, and has a grace, if the worker ended in order."""
+"""Background processes of a worker that ended in order get SIGTERM and a grace period."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""Whatever of a job is killed or frozen, and whenever: its weights are those of an unfailed run."""
+"""A job whose processes are killed and frozen at random times has the weights of an unfailed run."""
 
 import contextlib
 import json

@@ -128,7 +128,7 @@ def test_a_writer_that_is_killed_midway_leaves_the_older_one(cluster, reference,
 
 @pytest.mark.slow
 def test_storage_that_does_not_answer_is_given_up_and_training_goes_on(cluster, reference, tmp_path):
-    """Whoever opens a FIFO waits for a reader: here for ever, with the file that is written last."""
+    """Opening a FIFO waits for a reader: here for ever, with the file that is written last."""
     kept, words = tmp_path / "kept", ("--layout", "ddp", "--steps", str(STEPS), *BALLAST["ddp"])
     options = ("--durable", str(kept), "--durable-every", "60m", "--on-usr1", "save", "--durable-timeout", "15")
     job = cluster(*words, "--hold", "5", spares=0, options=options)

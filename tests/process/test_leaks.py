@@ -7,7 +7,7 @@ from kit.choice import often
 from kit.processes import wait_dead, wait_gone
 
 KEPT = {"script.py", "journal.jsonl", "samples.jsonl", "run.json", "logs"}
-"""What the user may want to read after the end."""
+"""Files that the user may want to read after the end."""
 
 
 def test_an_unfailed_job_leaves_what_is_to_be_read(cluster):

@@ -1,4 +1,4 @@
-"""What workers make of the signals that the agent passes on does not depend on who started the agent."""
+"""Workers handle the signals that the agent passes on, however the agent was started."""
 
 import os
 import pty

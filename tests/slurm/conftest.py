@@ -79,7 +79,7 @@ class Training:
 
     @property
     def account(self) -> Account:
-        """What the script told so far."""
+        """The events that the script has reported so far."""
         with contextlib.suppress(BlockingIOError):
             while data := os.read(self._fifo, 1 << 16):
                 *lines, self._partial = (self._partial + data).split(b"\n")

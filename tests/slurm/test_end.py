@@ -1,4 +1,4 @@
-"""Who ends a job whose batch host may be dead."""
+"""The end of a Slurm job whose batch host may be dead."""
 
 import contextlib
 import json

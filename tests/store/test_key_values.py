@@ -73,7 +73,7 @@ def pair(house):
 
 
 def answer(client, name, *words):
-    """What the store says, or the kind of error; numbers that are none make the connection end."""
+    """The store's answer, or the kind of error. An invalid number ends the connection."""
     try:
         said = getattr(client, name)(*words)
     except Exception as error:  # noqa: BLE001 - the kinds are what is compared

@@ -1,4 +1,4 @@
-"""Whatever happens to nodes, what vaults deliver is what the owner captured in this life; what is committed survives any one node.
+"""Random losses of nodes: vaults deliver only the owner's captures of this life, and a committed version survives any one node.
 
 The rules are those of the simulated storage (tests/sim/storage.py), here with real vaults, sockets and threads. Ranks
 train in lockstep and capture under the slot rule; nodes are lost once all copies are where they should be; each repair

@@ -1,4 +1,4 @@
-"""Whatever bytes a segment, a header between vaults or a checkpoint has, its reader gives a value or its one error."""
+"""Readers of segments, of headers between vaults and of checkpoints give a value or their one error, for any bytes."""
 
 import os
 import struct

@@ -1,4 +1,4 @@
-"""Whoever has not the token learns nothing that would help, and is not let in; whoever has it gets what it asked for."""
+"""A peer without the token learns nothing useful and is refused. A peer with it gets its answer."""
 
 import json
 from contextlib import suppress

@@ -1,4 +1,4 @@
-"""What agents say to each other comes back as it was; what is none of it is refused, whatever it is."""
+"""Messages between agents survive encoding. Any other bytes are refused."""
 
 import json
 from typing import get_args
@@ -108,7 +108,7 @@ def test_what_is_no_fact_and_no_order_is_refused(parts):
 
 @pytest.mark.parametrize("kind", MESSAGES, ids=lambda kind: kind.__name__)
 def test_a_message_with_one_value_changed_is_a_message_or_refused(kind):
-    """Whatever stands in a field, there is an answer to it, and what is let through can be said again."""
+    """Any value of a field is accepted or refused, and an accepted message can be encoded again."""
 
     @CALM
     @given(_of(kind), st.data())

@@ -100,7 +100,7 @@ def test_a_message_of_agents_with_its_tag_is_read_by_the_format():
 
 
 def bundled(bodies=BODIES, seal=None):
-    """What is sent of frames that are written together."""
+    """The bytes of frames that are written together."""
     seal = seal or Seal(KEY)
     return b"".join(piece + seal.tag(piece) for piece in bundles(pack(body, 1 << 20) for body in bodies))
 

@@ -1,4 +1,4 @@
-"""Whatever bytes come from outside, a decoder gives a value or its one declared error."""
+"""Decoders of bytes from outside give a value or their one declared error."""
 
 from contextlib import suppress
 

@@ -12,7 +12,7 @@ BEGIN, END = "<!-- made by tests/worker/groups/test_collectives_differential.py 
 
 
 def put_tables(page, gloo, deadpool, gloo_matrix, deadpool_matrix):
-    """Return the page with its tables written anew."""
+    """Return the page with new tables."""
     head, _, rest = page.partition(BEGIN)
     _, _, tail = rest.partition(END)
     parts = [

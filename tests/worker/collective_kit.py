@@ -1,4 +1,4 @@
-"""What the cases of the comparison are made of: how one is named, what a rank contributes, what its outcome is.
+"""Parts of the comparison's cases: names, contributions of ranks, and outcomes.
 
 A case is called on every rank and returns tensors or plain values. Its outcome is what it returned, bit for bit, or what it
 raised. Where only one rank may make a mistake, the others do not call: Gloo would let them wait for it.
@@ -36,7 +36,7 @@ def case(section, name=None):
 
 
 def mine(rank, *shape, dtype=torch.float32):
-    """What a rank contributes: small whole numbers, other ones on each rank."""
+    """A rank's contribution: small whole numbers that differ between ranks."""
     values = (torch.arange(math.prod(shape)) % 7 + 3 * rank + 1).view(shape)
     if dtype is torch.bool:
         return values % 2 == 0
@@ -56,7 +56,7 @@ _ADDRESSES = re.compile(
 
 
 def outcome(function):
-    """What a call came to: ("gives", value) or ("raises", type, message without addresses and the C++ stack)."""
+    """The outcome of a call: ("gives", value) or ("raises", type, message without addresses and the C++ stack)."""
     try:
         return "gives", canonical(function())
     except Exception as error:  # noqa: BLE001 - the kind is what is compared

@@ -1,4 +1,4 @@
-"""What the conformance tests share: a world of ranks on the fake device, or on NCCL where there are two GPUs."""
+"""Shared by the conformance tests: ranks on the fake device, or on NCCL where there are two GPUs."""
 
 import contextlib
 
@@ -18,7 +18,7 @@ on_both = pytest.mark.parametrize("kind", ["fake", NCCL])
 
 
 class Device:
-    """What a test asks of either device."""
+    """The interface that tests use of both devices."""
 
     def __init__(self, kind, member):
         self.fake = fake_device.use() if kind == "fake" else None

@@ -1,4 +1,4 @@
-"""What the snapshot tests share: slots held by the test as an agent holds them, and children that write and read them."""
+"""Shared by the snapshot tests: slots that the test holds as an agent does, and children that use them."""
 
 import gc
 import hashlib
@@ -44,7 +44,7 @@ class Slots:
         self._owned = []
 
     def gift(self, rank=0):
-        """What is passed to a child, which makes a `Given` of it."""
+        """The arguments of a child, which makes a `Given` of them."""
         return self.ranks, rank, *map(_Gift, (self.status_page_fd, *self.fds[rank]))
 
     def own(self, rank=0, **options):
@@ -94,7 +94,7 @@ class Child:
         theirs.close()
 
     def result(self):
-        """What the target returned, once it has; fails with its traceback if it raised."""
+        """The value that the target returned. Waits for it, and fails with the target's traceback if it raised."""
         assert self._pipe.poll(LIMIT_S), f"pid {self.process.pid} did not finish within {LIMIT_S} s"
         ok, value = self._pipe.recv()
         assert ok, value

@@ -1,4 +1,4 @@
-"""What the frameworks' integrations are made of: batches from any place, and optimizers that swallow an abort."""
+"""Parts of the frameworks' integrations: batches from any position, and optimizers that swallow an abort."""
 
 import pytest
 import torch
@@ -26,7 +26,7 @@ def plain(batches):
 
 
 def epochs_of(make):
-    """What the loader itself gives, epoch by epoch."""
+    """The batches of the loader itself, epoch by epoch."""
     loader, found = make(), []
     for epoch in range(3):
         if hasattr(loader.sampler, "set_epoch"):

@@ -33,7 +33,7 @@ LOST = 1
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a test came to on one rank. `drained`: a registry of ours took something in it for the loss of a peer."""
+    """The outcome of a test on one rank. `drained`: one of our registries took something for the loss of a peer."""
 
     kind: str
     error: str = ""

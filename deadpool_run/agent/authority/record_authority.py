@@ -11,7 +11,7 @@ _SWAPS = 100
 """Attempts to replace a record that others replace at the same time. Each failed one is a success of another agent."""
 
 Version = TypeVar("Version")
-"""Whatever a service compares before it replaces the record."""
+"""The value that a service compares before it replaces the record."""
 
 
 class RecordAuthority(ExternalAuthority, Generic[Version]):

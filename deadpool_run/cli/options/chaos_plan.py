@@ -32,7 +32,7 @@ class _Text(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the job makes of a plan."""
+    """The properties of the job that a plan must fit."""
 
     world_size: int
     has_spares: bool

@@ -28,7 +28,7 @@ _SHOWN = 5
 
 
 class RunState(StrEnum):
-    """What the records say about a run."""
+    """The state of a run according to its records."""
 
     LIVE = "live"
     ENDED = "ended"

@@ -27,7 +27,7 @@ _SLIPS = (AssertionError, AttributeError, KeyError, NameError)
 _DEVICE_FAILED = re.compile(
     r"uncorrectable ECC error encountered|uncorrectable NVLink error detected|device\(s\) is/are busy or unavailable"
 )
-"""What CUDA says if the GPU itself failed (cudaErrorECCUncorrectable, cudaErrorNvlinkUncorrectable), or nobody may use it
+"""CUDA's messages if the GPU itself failed (cudaErrorECCUncorrectable, cudaErrorNvlinkUncorrectable), or nobody may use it
 (cudaErrorDevicesUnavailable). Its other errors may come of a kernel of the script."""
 _LONGEST_CHAIN = 100
 """Up to this many chained exceptions are searched."""

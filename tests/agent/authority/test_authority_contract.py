@@ -1,4 +1,4 @@
-"""What every external authority does, whatever it is made of."""
+"""The contract of every external authority."""
 
 import random
 

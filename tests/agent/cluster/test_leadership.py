@@ -1,4 +1,4 @@
-"""What an agent takes in of the others' answers, and when."""
+"""An agent's handling of the other agents' answers, in order and out of order."""
 
 import asyncio
 import inspect

@@ -1,4 +1,4 @@
-"""What a leader sends to nodes about copies, and what it does not send again."""
+"""A leader's messages to nodes about copies: each is sent once."""
 
 from deadpool_run.agent.cluster.tracking import Tracking
 from deadpool_run.core import coordinator

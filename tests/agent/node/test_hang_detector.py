@@ -1,4 +1,4 @@
-"""Who is to blame for a hang, when it is one at all, and who takes care of one in a repair."""
+"""Whether a silence is a hang, the rank to blame, and hangs during a repair."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""What a node knows of its workers' orders, for a leader whose log lacks them."""
+"""A node's record of its workers' orders, for a leader whose log lacks them."""
 
 from deadpool_run.agent.node.inventory import Inventory
 from deadpool_run.core import effects as do

@@ -1,4 +1,4 @@
-"""What the agent notices, how fast, and what it leaves behind when it or one of its helpers is killed."""
+"""The agent notices ended processes at once. It leaves none when it or a helper is killed."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""What workers say: to the agent only, or to the coordinator; and what agents say to them."""
+"""Messages between workers and agent, and those that the agent passes on to the coordinator."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Whatever is in a file or in a record of an external authority, its reader gives a value or its one declared error."""
+"""Readers of files and of external authorities' records give a value or their one declared error, for any bytes."""
 
 from contextlib import suppress
 

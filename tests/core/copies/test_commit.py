@@ -1,4 +1,4 @@
-"""What is committed, from what nodes report of their ranks' buddies."""
+"""The committed version, computed from the nodes' reports about their ranks' buddies."""
 
 import time
 

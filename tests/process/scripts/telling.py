@@ -1,4 +1,4 @@
-"""What a training script tells the test that runs it: JSON lines into the FIFO named by KIT_EVENTS."""
+"""Events from a training script to its test: JSON lines into the FIFO named by KIT_EVENTS."""
 
 import functools
 import json

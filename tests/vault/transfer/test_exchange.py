@@ -1,4 +1,4 @@
-"""What a buddy has already is found there, and what it only seems to have is sent."""
+"""Chunks that a buddy has are found there. Chunks that it only seems to have are sent."""
 
 import os
 from dataclasses import dataclass

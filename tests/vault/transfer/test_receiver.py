@@ -1,4 +1,4 @@
-"""What a vault takes and gives, asked by a peer that the test plays; and what it is not talked into."""
+"""A vault's answers to a peer that the test plays, and its refusals."""
 
 import asyncio
 import contextlib
@@ -64,7 +64,7 @@ async def test_who_has_another_secret_can_give_nothing():
 
 @in_loop
 async def test_a_forged_chunk_of_the_right_length_is_refused():
-    """Who reads everything knows genuine digests and seals, and cannot make another."""
+    """A listener knows genuine digests and seals, and cannot make another."""
     async with pair() as (node, owner):
         owner.write(5)
         assert await off(owner.put, 5) == Go()

@@ -1,4 +1,4 @@
-"""What an owner sends, and when, seen by a buddy that the test plays."""
+"""An owner's messages in order, as a buddy receives them that the test plays."""
 
 import os
 import socket

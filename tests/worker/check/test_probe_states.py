@@ -1,4 +1,4 @@
-"""What `deadpool-run check` hashes of a rank: all that the next step depends on, each under its own name."""
+"""`deadpool-run check` hashes all state of a rank on which the next step depends, each part under its own name."""
 
 import random
 

@@ -113,7 +113,7 @@ def trained(made):
 
 
 def image(slots, rank, version):
-    """What a slot that holds this version has in it: the manifest, and the bytes of everything that it names."""
+    """The content of a slot that holds this version: the manifest, and the bytes of everything that it names."""
     fd = next(fd for fd in slots.fds[rank] if complete_version(fd) == version)
     header, manifest = read_header(fd), read_manifest(fd, version)
     return header, manifest, [read_exactly(fd, nbytes, offset) for offset, nbytes in manifest.ranges()]

@@ -1,4 +1,4 @@
-"""What we use of torch that it does not promise, looked up in torch's own files of every supported version.
+"""Names that we use of torch without its promise, looked up in torch's files of every supported version.
 
 The installed torch is looked at always, the others where `make test-torch-api` has fetched their files.
 """
@@ -168,7 +168,7 @@ LEFT_TO_TORCH = {
     "unbox": "gives the object back",
     "use_pg_for_symm_mem_rendezvous": "symmetric memory, which maps a peer's: it raises, as the group has no backend",
 }
-"""What a Python group may leave to the base class, and why."""
+"""Methods that a Python group may leave to the base class, and why."""
 
 
 ABSENT_BEFORE = {(2, 14): ("gather_single", "gather_into_tensor")}

@@ -1,4 +1,4 @@
-"""What one attach costs at many ranks, computed; `python tests/worker/device/attach_cost.py` writes the table of docs/gpu.md.
+"""The cost of one attach at many ranks, computed; `python tests/worker/device/attach_cost.py` writes the table of docs/gpu.md.
 
 Gloo's part is what `test_attach_cost` counts in small groups: each rank of n writes its addresses once, 154 + 8 n bytes, reads those of
 all n, and has a socket to each other one.
@@ -55,7 +55,7 @@ def table():
 
 
 def with_table(page):
-    """Return the page with its table written anew."""
+    """Return the page with a new table."""
     before, rest = page.split(BEGIN)
     return f"{before}{BEGIN}\n\n{table()}\n\n{END}{rest.split(END)[1]}"
 

@@ -1,4 +1,4 @@
-"""What collectives on a device do that Gloo's do not: each row on the fake device, and on NCCL where there are two GPUs.
+"""Differences between collectives on a device and Gloo's, on the fake device, and on NCCL where there are two GPUs.
 
 tests/kit/fake_device.py names the source of each row, docs/gpu.md what each test shows.
 """

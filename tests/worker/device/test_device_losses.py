@@ -1,4 +1,4 @@
-"""What fails on a device: the library's own errors, the script's, aborts, graphs, and steps that had not ended."""
+"""Failures on a device: errors of the library and of the script, aborts, graphs, and steps that had not ended."""
 
 import threading
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""What needs no device: NCCL's settings and errors, and in torch's CUDA build its classes, signatures and options."""
+"""Tests of NCCL without a device: settings and errors, and the classes, signatures and options of torch's CUDA build."""
 
 import ctypes
 import json

@@ -64,7 +64,7 @@ BLOCKED = {
 
 
 def answers(member, name):
-    """What rank 1 does until its host vanishes."""
+    """Rank 1's part, until its host vanishes."""
     if name == "midst":
         reduces_over_and_over(None)
     x = torch.ones(64)

@@ -1,4 +1,4 @@
-"""What a rehearsal prints is marked, line by line, until the mark is lifted."""
+"""Output of a rehearsal is marked, line by line, until the mark is lifted."""
 
 import io
 import logging

@@ -1,4 +1,4 @@
-"""What a run of a script leaves in the process is put back for the next one. In a process of its own."""
+"""The process's state is put back between two runs of a script. Each test has its own process."""
 
 import subprocess
 import sys

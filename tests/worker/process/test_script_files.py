@@ -1,4 +1,4 @@
-"""What is installed is a library's, except the package that is run, and the one with the step loop."""
+"""Installed files belong to libraries, except the package that is run and the one with the step loop."""
 
 import sys
 import types

@@ -1,4 +1,4 @@
-"""What an interrupted step leaves inside FSDP2 must not reach the step that is repeated."""
+"""The repeated step sees nothing that the interrupted step left inside FSDP2."""
 
 import pytest
 import torch

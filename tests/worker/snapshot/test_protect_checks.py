@@ -1,4 +1,4 @@
-"""What no snapshot could hold is refused when it is protected, with what to do; so is what no replacement would have."""
+"""`protect()` refuses objects that no snapshot could hold or no replacement would have, and names the remedy."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""What one process captured, another one restores bit for bit, generators included."""
+"""A process restores bit for bit, generators included, the snapshot that another one captured."""
 
 import os
 import random

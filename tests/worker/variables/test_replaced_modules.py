@@ -42,7 +42,7 @@ def test_a_module_that_was_removed_comes_back_to_its_place_and_goes_again():
     variables, first = Variables(), list(model)
     variables.begin([model], [("model", model)])
     before = variables.take()
-    del model[1]  # which numbers those after it anew
+    del model[1]  # the later ones get other numbers
     model.add_module("extra", nn.Tanh())
     after, now = variables.take(), list(model)
     variables.put(before)
