@@ -23,6 +23,8 @@ class Screen:
 
     def __init__(self, columns: int, lines: int) -> None:
         self.resize(columns, lines)
+        self._is_old = False
+        """Whether frames of the size before may still come."""
         self.modes: dict[int, bool] = {7: True, 25: True, 1049: False}
         self.drawn = 0
         """How many lines were written to so far."""
@@ -35,7 +37,10 @@ class Screen:
         self._cells = [[" "] * columns for _ in range(lines)]
         self._main: list[list[str]] = [[" "] * columns for _ in range(lines)]
         self._row = self._column = 0
+        self._line = 1
+        """The line that the program named last; the terminal may have fewer."""
         self._saved = (0, 0)
+        self._is_old = True
 
     @property
     def rows(self) -> list[str]:
@@ -93,13 +98,15 @@ class Screen:
         numbers = [int(value or 0) for value in values.lstrip("?").split(";")]
         match letter:
             case "H":
-                self._row, self._column = max(1, numbers[0]) - 1, max(1, (*numbers, 1)[1]) - 1
+                line, self._column = max(1, numbers[0]), max(1, (*numbers, 1)[1]) - 1
                 self.drawn += 1
-                assert self._row < self.lines, f"line {numbers[0]} of {self.lines}"
+                assert line <= self.lines or self._is_old, f"line {line} of {self.lines}"
+                self._row, self._line = min(line, self.lines) - 1, line
             case "K":
                 self._cells[self._row][self._column :] = [" "] * (self.columns - self._column)
             case "J":
                 whole = numbers[0] == 2
+                self._is_old = self._is_old and self._line != self.lines  # a frame ends with this on its last line
                 self.erased += whole
                 first = 0 if whole else self._row + 1
                 if not whole:
