@@ -29,7 +29,7 @@ from deadpool_run.worker.process import rehearsal_output, sources
 from deadpool_run.worker.process.blame import blame
 from deadpool_run.worker.process.session import Session
 from deadpool_run.worker.snapshot.snapshot import Snapshots
-from deadpool_run.worker.variables.unkept import advice
+from deadpool_run.worker.variables.values.unkept import advice
 from deadpool_run.worker.verify.agreement import LATE, ReplicaDifference
 from deadpool_run.worker.verify.coverage import is_sampled
 from deadpool_run.worker.verify.script_names import current_line, warn

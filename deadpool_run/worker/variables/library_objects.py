@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 
-from deadpool_run.worker.variables.library_values import is_immutable
 from deadpool_run.worker.variables.modules import LEAVES
-from deadpool_run.worker.variables.values import SEQUENCES
+from deadpool_run.worker.variables.values.library_values import is_immutable
+from deadpool_run.worker.variables.values.writer import SEQUENCES
 
 _SEQUENCES = frozenset(SEQUENCES.values())
 _DICTS = frozenset({dict, OrderedDict})

@@ -12,8 +12,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from deadpool_run.worker.codec import attributes_of
 from deadpool_run.worker.compat.modules import buffers_of, hooks_of_tensor, inside_compiled
-from deadpool_run.worker.variables.functions import CODE
-from deadpool_run.worker.variables.library_values import is_immutable
+from deadpool_run.worker.variables.values.functions import CODE
+from deadpool_run.worker.variables.values.library_values import is_immutable
 
 Owner = TypeVar("Owner")
 

@@ -15,9 +15,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from deadpool_run.worker.state.numbered import WeaklyNumbered
-from deadpool_run.worker.variables.functions import CODE
 from deadpool_run.worker.variables.scopes import Scope
-from deadpool_run.worker.variables.values import Objects, OpaqueError, UnkeptDataError
+from deadpool_run.worker.variables.values.functions import CODE
+from deadpool_run.worker.variables.values.writer import Objects, OpaqueError, UnkeptDataError
 
 TAG = "made later"
 _DATA = (Dataset, DataLoader, Sampler)
@@ -50,6 +50,10 @@ class References:
         """Name also what the first steps have made."""
         self._name(scopes, write, ", made in the first steps")
         self._rehearsed = True
+
+    def add(self, scopes: Iterable[Scope], write: Callable[[Any], Any]) -> None:
+        """Name also what the scopes of a module have, as it was imported."""
+        self._name(scopes, write, "")
 
     def next(self) -> None:
         """Begin another snapshot."""

@@ -6,33 +6,24 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import partial
-from types import CellType, FunctionType, MethodType
+from itertools import islice
+from types import CellType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from deadpool_run.worker.codec import attributes_of
-from deadpool_run.worker.process.script_files import own_modules
-from deadpool_run.worker.variables.children import Children
-from deadpool_run.worker.variables.frames import (
+from deadpool_run.worker.process.frames import (
     closed_over,
     function_frames,
     local_variables,
     script_frames,
     set_local_variables,
 )
-from deadpool_run.worker.variables.functions import (
-    CODE,
-    Attributes,
-    arguments_of,
-    defaults_of,
-    has_changing_defaults,
-    set_arguments,
-    set_defaults,
-)
+from deadpool_run.worker.process.script_files import own_modules
+from deadpool_run.worker.variables.children import Children
 from deadpool_run.worker.variables.library_objects import is_flat
-from deadpool_run.worker.variables.library_values import is_immutable
 from deadpool_run.worker.variables.modules import (
     LEAVES,
     OF_MODULES,
@@ -46,8 +37,23 @@ from deadpool_run.worker.variables.modules import (
     parts_of,
     small_attributes_of,
 )
-from deadpool_run.worker.variables.own_objects import attributes_of_container, container_of, is_own, set_attributes
-from deadpool_run.worker.variables.values import Objects, OpaqueError, ValueWriter
+from deadpool_run.worker.variables.values.functions import (
+    CODE,
+    Attributes,
+    arguments_of,
+    defaults_of,
+    has_changing_defaults,
+    set_arguments,
+    set_defaults,
+)
+from deadpool_run.worker.variables.values.library_values import is_immutable
+from deadpool_run.worker.variables.values.own_objects import (
+    attributes_of_container,
+    container_of,
+    is_own,
+    set_attributes,
+)
+from deadpool_run.worker.variables.values.writer import Objects, OpaqueError, ValueWriter
 
 _MOST_KEYS = 256
 """A dict or a list with more keys is one value, not a scope."""
@@ -114,10 +120,16 @@ class Scopes:
         for frame_name, frame in function_frames():
             self._search(frame_name, local_variables(frame).items())
         for name, variables in sources.items():
-            self._search(name, variables.items())
-            self._add(_of_table(name, AttributeTable(variables), variables.update))
-        for scope in self._found:  # the list grows: a scope may contain further ones
-            self._search(scope.name, scope.read().items())
+            self._add_variables(name, variables)
+        self._search_inside(0)
+
+    def add_module(self, name: str, module: ModuleType) -> list[Scope]:
+        """Add a module that the script has imported since; return its scopes."""
+        self.modules |= {name}
+        found, fixed = len(self._found), len([*self._fixed])
+        self._add_variables(name, vars(module))
+        self._search_inside(found)
+        return self._found[found:] + [*self._fixed][fixed:]
 
     def __iter__(self) -> Iterator[Scope]:
         """Yield the present scopes."""
@@ -153,6 +165,16 @@ class Scopes:
     def _under_own_name(self, scope: Scope) -> Scope:
         count = self._named[scope.name] = self._named.get(scope.name, 0) + 1
         return scope if count == 1 else replace(scope, name=f"{scope.name} ({count})")
+
+    def _add_variables(self, name: str, variables: dict[str, Any]) -> None:
+        """Add the variables of a module, and what they contain."""
+        self._search(name, variables.items())
+        self._add(_of_table(name, AttributeTable(variables), variables.update))
+
+    def _search_inside(self, start: int) -> None:
+        """Search the scopes from this number on. The list grows: a scope may contain further ones."""
+        for scope in islice(self._found, start, None):
+            self._search(scope.name, scope.read().items())
 
     def _search(self, where: str, variables: Iterable[tuple[str, Any]]) -> None:
         for key, value in list(variables):

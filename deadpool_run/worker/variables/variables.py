@@ -4,27 +4,26 @@ Scripts carry state from step to step in variables: counters, averages, lists of
 again, which gives variables the values that they had when the loop began. A snapshot has the differences from these.
 """
 
-import operator
 import secrets
 import weakref
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from types import ModuleType
 from typing import Any
 
 import msgspec
 from torch import Tensor
 
+from deadpool_run.worker.process.frames import note_loop
 from deadpool_run.worker.variables import references
+from deadpool_run.worker.variables.baseline import OPAQUE, UNKEPT, Baseline, First
 from deadpool_run.worker.variables.children import shown
-from deadpool_run.worker.variables.frames import note_loop
-from deadpool_run.worker.variables.functions import CODE
-from deadpool_run.worker.variables.modules import LEAVES
+from deadpool_run.worker.variables.late_modules import LateModules
 from deadpool_run.worker.variables.references import References
 from deadpool_run.worker.variables.scopes import Scope, Scopes
-from deadpool_run.worker.variables.tensors import TensorCopies, TensorCopy, is_data, tensors_of
-from deadpool_run.worker.variables.unkept import MADE_LATER, LostValue, Unkept, kept_back, raise_refused
-from deadpool_run.worker.variables.value_reader import ValueReader
-from deadpool_run.worker.variables.values import (
+from deadpool_run.worker.variables.values.reader import ValueReader
+from deadpool_run.worker.variables.values.tensors import TensorCopies, TensorCopy, tensors_of
+from deadpool_run.worker.variables.values.unkept import MADE_LATER, LostValue, Unkept, kept_back, raise_refused
+from deadpool_run.worker.variables.values.writer import (
     Objects,
     OpaqueError,
     UnkeptDataError,
@@ -36,10 +35,10 @@ _LARGE = 1024
 """Elements. A smaller tensor is a loss, a norm or a count, and may be for the log only."""
 _REPLACED = "replaced modules"
 """Not a scope: the places in modules that have another one."""
+_IMPORTED = "imported modules"
+"""Not a scope: the names of the modules that were imported after the loop began."""
 _COUNT = 1_000_000
 """Larger numbers may be times, or bytes of memory."""
-_OPAQUE = ["opaque"]
-_UNKEPT = ["unkept"]
 _GONE = ["gone"]
 _LOST = "lost"
 
@@ -49,20 +48,6 @@ _Name = tuple[str, str]
 """The names of a scope and a variable."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Before:
-    """A variable when the loop began."""
-
-    node: Any
-    value: Any
-    """If its content is kept, the object, or a weak reference to a tensor. If it is data that is not kept, an `Unkept`. Else a
-    weak reference, or None if its class allows none."""
-    parts: tuple[Any, ...] | None = None
-    """The items of a container, if all are numbers, strings or objects that are known by name."""
-    encoded: bytes = b""
-    """The node, to compare with."""
-
-
 class Variables:
     """The script's variables: their values when its loop began, and now. For the main thread, in the loop."""
 
@@ -70,9 +55,8 @@ class Variables:
         self._scopes: Scopes | None = None
         self._objects = Objects()
         self._references = References()
-        self._before: dict[str, dict[str, _Before]] = {}
-        self._code: dict[str, Mapping[str, Any]] = {}
-        """The functions and classes that scopes leave out while they are as they were: these."""
+        self._baseline = Baseline(self._noting_writer, self.keeps)
+        self._late: LateModules | None = None
         self._copies = TensorCopies()
         self._moved: set[_Name] = set()
         """Variables with data that was not kept when the loop began, and has changed since."""
@@ -105,11 +89,9 @@ class Variables:
         self._objects = Objects()
         self._copies = TensorCopies(others)
         self._references.begin(self._scopes, self._writer().write)
-        self._before = {
-            scope.name: {name: self._note(f"{scope.name}.{name}", value) for name, value in scope.read().items()}
-            for scope in self._scopes
-        }
-        self._code = {scope.name: scope.left_out() for scope in self._scopes}
+        self._baseline = Baseline(self._noting_writer, self.keeps)
+        self._baseline.note(self._scopes)
+        self._late = LateModules(self._imported)
         self._copies.begun()
 
     def rehearsed(self) -> None:
@@ -119,8 +101,9 @@ class Variables:
 
     def take(self) -> dict[str, Any]:
         """Return the variables that differ from when the loop began, as bytes and large tensors."""
-        if self._scopes is None:
+        if self._scopes is None or self._late is None:
             return {}
+        self._late.note_waiting()
         self._taken += 1
         thorough = self._taken & (self._taken - 1) == 0
         self._copies.next(thorough=thorough)
@@ -129,14 +112,13 @@ class Variables:
         found: Changed = {}
         writer = self._writer()
         for scope in self._scopes.changing():
-            before = self._before.get(scope.name, {})
             now = scope.read()
             changed = {
                 name: node
-                for name, value, was in _maybe_changed(now, before)
-                if (node := self._changed(writer, (scope.name, name), value, was, thorough=thorough)) is not None
+                for name, value, first in self._baseline.maybe_changed(scope.name, now)
+                if (node := self._changed(writer, (scope.name, name), value, first, thorough=thorough)) is not None
             }
-            changed |= {name: _GONE for name in before if name not in now}
+            changed |= {name: _GONE for name in self._baseline.of(scope.name) if name not in now}
             if changed:
                 found[scope.name] = changed
         if replaced := self._scopes.children.take():
@@ -145,6 +127,8 @@ class Variables:
                 self.report_unkept(
                     f"the module {shown(path)}", "it was put in place of another one, and not created in set-up"
                 )
+        if self._late.names:
+            found[_IMPORTED] = dict.fromkeys(self._late.names)
         large: list[Tensor] = []
 
         def numbered(copy: TensorCopy) -> int:
@@ -165,10 +149,14 @@ class Variables:
 
     def put(self, taken: Mapping[str, Any]) -> None:
         """Set the variables to what `take` returned, here or in another process of the rank."""
-        if self._scopes is None or not taken.get("of the script"):
+        if self._scopes is None or self._late is None or not taken.get("of the script"):
             return
         self.put_back()
         changed: Changed = msgspec.msgpack.decode(taken["of the script"])
+        if why := self._late.bring([*changed.pop(_IMPORTED, {})]):
+            self.refuse(
+                f"a module that the script imported after its first step cannot be imported here: {why}.\nImport it before the loop."
+            )
         self._scopes.children.put(changed.pop(_REPLACED, {}), self.refuse)
         reader = ValueReader(
             self._objects,
@@ -192,9 +180,8 @@ class Variables:
                 scope.write(wanted)
             if scope.remove is not None:
                 gone = {name for name, node in nodes.items() if node == _GONE}
-                known = (
-                    self._before.get(scope.name, {}).keys() | self._code.get(scope.name, {}).keys() | nodes.keys()
-                ) - gone
+                known = self._baseline.of(scope.name).keys() | self._baseline.code_of(scope.name).keys() | nodes.keys()
+                known -= gone
                 for name in scope.read().keys() - known:
                     scope.remove(name)
 
@@ -228,6 +215,16 @@ class Variables:
                     if not tensor.requires_grad and tensor.numel() >= _LARGE and not tensor.is_meta:
                         yield _shown(scope.name, f"{name}{part}"), tensor
 
+    def _imported(self, name: str, module: ModuleType) -> None:
+        """Add the variables of a module of the script that was imported just now."""
+        if self._scopes is not None:
+            scopes = self._scopes.add_module(name, module)
+            self._references.add(scopes, self._writer().write)
+            self._baseline.note(scopes, late=True)
+
+    def _noting_writer(self, name: str) -> ValueWriter:
+        return self._writer(noting=name)
+
     def _writer(self, *, noting: str = "") -> ValueWriter:
         assert self._scopes is not None
         scopes = self._scopes
@@ -240,25 +237,10 @@ class Variables:
             noting=noting,
         )
 
-    def _note(self, name: str, value: Any) -> _Before:
-        assert self._scopes is not None
-        items, parts = _items_of(value), None
-        if items is not None and all(type(each) in LEAVES or self._scopes.is_scope(each) for each in items):
-            parts = tuple(items)
-        try:
-            node = self._writer(noting=name).write(value)
-            if isinstance(node, list) and node[0] == "reference":
-                return _Before(_OPAQUE, (lambda: value) if isinstance(value, CODE) else _weak(value))
-            return _Before(node, weakref.ref(value) if is_data(value) else value, parts, encoded(node))
-        except UnkeptDataError as error:
-            return _Before(_UNKEPT, Unkept(value, str(error), digest=True))
-        except OpaqueError:
-            return _Before(_OPAQUE, _weak(value))
-
-    def _changed(self, writer: ValueWriter, name: _Name, value: Any, before: _Before | None, *, thorough: bool) -> Any:
-        """Return the node of a variable; None if it is as it was when the loop began."""
-        if before is not None and before.node is _UNKEPT:
-            kept: Unkept = before.value
+    def _changed(self, writer: ValueWriter, name: _Name, value: Any, first: First | None, *, thorough: bool) -> Any:
+        """Return the node of a variable; None if it is as it was at first, here and in another process."""
+        if first is not None and first.node is UNKEPT:
+            kept: Unkept = first.value
             if name not in self._moved and not kept.has_unknown_progress and kept.is_still(value, thorough=thorough):
                 return None
             self._moved.add(name)
@@ -271,15 +253,16 @@ class Variables:
                 self._report(name, str(error))
             return [_LOST, str(error), self._number]
         except OpaqueError:
-            was_empty = before is None or before.node is None
+            was_empty = first is None or first.node is None
             if (later := self._references.later(name, value, was_empty=was_empty)) is not None:
                 node, is_carried = later
                 if is_carried:
                     self._report(name, MADE_LATER)
                 return node
-            unknown = before is not None and before.node is _OPAQUE and before.value is None
-            return None if unknown else _OPAQUE
-        return node if before is None or encoded(node) != before.encoded else None
+            unknown = first is not None and first.node is OPAQUE and first.value is None
+            return None if unknown else OPAQUE
+        is_as_first = first is not None and not self._baseline.is_late(name[0]) and encoded(node) == first.encoded
+        return None if is_as_first else node
 
     def _report(self, name: _Name, why: str) -> None:
         if name not in self._reported:
@@ -291,7 +274,7 @@ class Variables:
     ) -> dict[str, Any]:
         found = {}
         for name, node in nodes.items():
-            if node in (_OPAQUE, _GONE) or _is_lost(node):
+            if node in (OPAQUE, _GONE) or _is_lost(node):
                 continue
             if references.is_made_later(node):
                 later = self._references.made_later(node)
@@ -323,51 +306,37 @@ class Variables:
     def _unchanged(
         self, reader: ValueReader, scope: Scope, changed: Collection[str], now: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """Return the variables of a scope that the snapshot has unchanged from when the loop began, with their values of then."""
-        found = {name: value for name, value in self._code.get(scope.name, {}).items() if name not in changed}
-        for name, before in self._before.get(scope.name, {}).items():
+        """Return the variables of a scope that the snapshot has unchanged, with their first values."""
+        found = {name: value for name, value in self._baseline.code_of(scope.name).items() if name not in changed}
+        for name, first in self._baseline.of(scope.name).items():
             if name in changed:
                 continue
-            if before.node is _UNKEPT:
-                if before.value.is_iterator and self.trying:
+            if first.node is UNKEPT:
+                if first.value.is_iterator and self.trying:
                     continue
-                if name not in now or not before.value.undo(now[name]):
+                if name not in now or not first.value.undo(now[name]):
                     kept = now.get(name) if self.trying else None
-                    found[name] = LostValue(_shown(scope.name, name), before.value.why, self.refuse, kept)
-            elif before.node is _OPAQUE:
-                value = None if before.value is None else before.value()
+                    found[name] = LostValue(_shown(scope.name, name), first.value.why, self.refuse, kept)
+            elif first.node is OPAQUE:
+                value = None if first.value is None else first.value()
                 if value is not None:  # else the script has dropped it
                     found[name] = value
             else:
-                found[name] = self._as_before(reader, before)
+                found[name] = self._as_first(reader, first)
         return found
 
-    def _as_before(self, reader: ValueReader, before: _Before) -> Any:
-        """Return the value of when the loop began, without later changes to its content."""
-        value = before.value() if type(before.value) is weakref.ReferenceType else before.value
-        if isinstance(before.node, list) and before.node[0] != "scope" and self._differs(before, value):
-            return reader.read(before.node)
+    def _as_first(self, reader: ValueReader, first: First) -> Any:
+        """Return the first value, without later changes to its content."""
+        value = first.value() if type(first.value) is weakref.ReferenceType else first.value
+        if isinstance(first.node, list) and first.node[0] != "scope" and self._differs(first, value):
+            return reader.read(first.node)
         return value
 
-    def _differs(self, before: _Before, value: Any) -> bool:
+    def _differs(self, first: First, value: Any) -> bool:
         try:
-            return encoded(self._writer().write(value)) != before.encoded
+            return encoded(self._writer().write(value)) != first.encoded
         except OpaqueError:
             return True
-
-
-def _maybe_changed(now: Mapping[str, Any], before: Mapping[str, _Before]) -> Iterator[tuple[str, Any, _Before | None]]:
-    """Yield the variables that may have changed since the loop began. Cheap, because it runs for all of them in each step."""
-    for name, value in now.items():
-        was = before.get(name)
-        if was is not None:
-            kept = was.value
-            if kept is value:
-                if type(value) in LEAVES or was.node[0] == "scope" or _is_same(value, was.parts):
-                    continue
-            elif was.node is _OPAQUE and kept is not None and kept() is value:
-                continue
-        yield name, value, was
 
 
 def _is_lost(node: Any) -> bool:
@@ -376,25 +345,3 @@ def _is_lost(node: Any) -> bool:
 
 def _shown(scope: str, name: str) -> str:
     return f"{scope}.{name}".removeprefix("__main__.")
-
-
-def _items_of(value: Any) -> Sequence[Any] | None:
-    kind = type(value)
-    if kind is list or kind is tuple:
-        items: Sequence[Any] = value
-        return items
-    return (*value, *value.values()) if kind is dict else None
-
-
-def _is_same(value: Any, parts: tuple[Any, ...] | None) -> bool:
-    if parts is None:
-        return False
-    now = _items_of(value)
-    return now is not None and len(now) == len(parts) and all(map(operator.is_, now, parts))
-
-
-def _weak(value: Any) -> Any:
-    try:
-        return weakref.ref(value)
-    except TypeError:
-        return None

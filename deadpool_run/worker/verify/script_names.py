@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from deadpool_run.worker.variables.frames import closed_over, is_scripts, script_frames
+from deadpool_run.worker.process.frames import closed_over, is_scripts, script_frames
 
 
 def path_to(obj: object) -> str:

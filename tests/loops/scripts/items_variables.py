@@ -19,6 +19,8 @@ from torch import nn
 
 LATER = 4
 """From this step on, the collected state has an effect."""
+IMPORTED = 5
+"""A rank dies in this step."""
 TOTAL = 0
 
 
@@ -218,6 +220,29 @@ def in_functions(rank, _size):
         deadline = deadline / 2 + settings.phase.value
         settings.phase = Phase(settings.phase.value % 3 + 1)
         later = settings.rate + float(deadline) if index > LATER else 0
+        optimizer.param_groups[0]["lr"] = 1e-2 / (1 + later)
+        model(data(index, rank)).pow(2).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return Loop({"model": model, "optimizer": optimizer}, step, blocks_of(model), optimizer)
+
+
+@item("a module of the script's own that is imported during training, with counts, a dict and a class")
+def imported_later(rank, _size):
+    model = ddp(net())
+    optimizer = adam(model)
+    mean = None
+
+    def step(index):
+        nonlocal mean
+        later = 0.0
+        if index >= IMPORTED:
+            import evaluation  # noqa: PLC0415 - as scripts do
+
+            mean = mean or evaluation.Mean()
+            later = evaluation.counted() + mean.add(evaluation.best["step"])
+            evaluation.best["step"] = index
         optimizer.param_groups[0]["lr"] = 1e-2 / (1 + later)
         model(data(index, rank)).pow(2).mean().backward()
         optimizer.step()

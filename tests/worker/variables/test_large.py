@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from deadpool_run.errors import RefusedError
-from deadpool_run.worker.variables.unkept import LostValue
+from deadpool_run.worker.variables.values.unkept import LostValue
 from deadpool_run.worker.variables.variables import Variables
 
 LARGE = 100_000

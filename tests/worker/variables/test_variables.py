@@ -15,8 +15,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deadpool_run.worker.variables.value_reader import ValueReader
-from deadpool_run.worker.variables.values import OpaqueError, UnkeptDataError, ValueWriter, encoded
+from deadpool_run.worker.variables.values.reader import ValueReader
+from deadpool_run.worker.variables.values.writer import OpaqueError, UnkeptDataError, ValueWriter, encoded
 from deadpool_run.worker.variables.variables import Variables
 
 Pair = collections.namedtuple("Pair", "left right")  # noqa: PYI024 - as scripts do

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from deadpool_run.worker.codec import array_of, tensor_of
 from deadpool_run.worker.state import generators
-from deadpool_run.worker.variables import functions, iterators, library_values
-from deadpool_run.worker.variables.own_objects import set_attributes
-from deadpool_run.worker.variables.tensors import TensorCopy
-from deadpool_run.worker.variables.unkept import raise_refused, with_lost_graph
-from deadpool_run.worker.variables.values import DICTS, FACTORIES, SEQUENCES, Objects, OpaqueError
+from deadpool_run.worker.variables.values import functions, iterators, library_values
+from deadpool_run.worker.variables.values.own_objects import set_attributes
+from deadpool_run.worker.variables.values.tensors import TensorCopy
+from deadpool_run.worker.variables.values.unkept import raise_refused, with_lost_graph
+from deadpool_run.worker.variables.values.writer import DICTS, FACTORIES, SEQUENCES, Objects, OpaqueError
 
 _CODE = frozenset({"code", "method", "bound", "partial"})
 

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 from deadpool_run.worker.codec import attributes_of, raw_bytes
 from deadpool_run.worker.state import generators
-from deadpool_run.worker.variables import functions, iterators, library_values
-from deadpool_run.worker.variables.own_objects import attributes_of_container, container_of, is_own
-from deadpool_run.worker.variables.tensors import (
+from deadpool_run.worker.variables.values import functions, iterators, library_values
+from deadpool_run.worker.variables.values.own_objects import attributes_of_container, container_of, is_own
+from deadpool_run.worker.variables.values.tensors import (
     MOST_BYTES,
     TensorCopies,
     TensorCopy,
@@ -28,7 +28,7 @@ from deadpool_run.worker.variables.tensors import (
     is_data,
     is_dense,
 )
-from deadpool_run.worker.variables.unkept import LostValue, why_lost
+from deadpool_run.worker.variables.values.unkept import LostValue, why_lost
 
 _PLAIN = frozenset({type(None), bool, float, str, bytes})
 DICTS = {each.__name__: each for each in (dict, OrderedDict, Counter, defaultdict)}

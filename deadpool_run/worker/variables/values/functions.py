@@ -6,7 +6,7 @@ from functools import partial
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
-from deadpool_run.worker.variables.library_values import is_immutable
+from deadpool_run.worker.variables.values.library_values import is_immutable
 
 CODE = (FunctionType, BuiltinFunctionType, type, ModuleType)
 _CONSTANT = (type(None), bool, int, float, complex, str, bytes, *CODE)

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from deadpool_run.errors import RefusedError
 from deadpool_run.worker.compat.modules import writes_of
-from deadpool_run.worker.variables.iterators import is_iterator, progress_of
-from deadpool_run.worker.variables.tensors import is_array, sample_of_array
+from deadpool_run.worker.variables.values.iterators import is_iterator, progress_of
+from deadpool_run.worker.variables.values.tensors import is_array, sample_of_array
 
 _CONTAINERS = (list, tuple, dict, set, frozenset, deque)
 _LEAVES = (type(None), bool, int, float, complex, str, bytes)

@@ -1,0 +1,113 @@
+"""The variables of each scope as they were at first: when the loop began, or when their module was imported."""
+
+import operator
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from deadpool_run.worker.variables.modules import LEAVES
+from deadpool_run.worker.variables.scopes import Scope
+from deadpool_run.worker.variables.values.functions import CODE
+from deadpool_run.worker.variables.values.tensors import is_data
+from deadpool_run.worker.variables.values.unkept import Unkept
+from deadpool_run.worker.variables.values.writer import OpaqueError, UnkeptDataError, ValueWriter, encoded
+
+OPAQUE = ["opaque"]
+UNKEPT = ["unkept"]
+
+
+@dataclass(frozen=True, slots=True)
+class First:
+    """A variable as it was at first."""
+
+    node: Any
+    value: Any
+    """If its content is kept, the object, or a weak reference to a tensor. If it is data that is not kept, an `Unkept`. Else a
+    weak reference, or None if its class allows none."""
+    parts: tuple[Any, ...] | None = None
+    """The items of a container, if all are numbers, strings or objects that are known by name."""
+    encoded: bytes = b""
+    """The node, to compare with."""
+
+
+class Baseline:
+    """The first values of all variables, by scope."""
+
+    def __init__(self, writer: Callable[[str], ValueWriter], is_scope: Callable[[object], bool]) -> None:
+        """`writer` returns a writer that names objects, and `is_scope` whether a scope has the content of an object."""
+        self._writer, self._is_scope = writer, is_scope
+        self._values: dict[str, dict[str, First]] = {}
+        self._code: dict[str, Mapping[str, Any]] = {}
+        self._late: set[str] = set()
+
+    def note(self, scopes: Iterable[Scope], *, late: bool = False) -> None:
+        """Note the values of some scopes. `late`: another process may find others there."""
+        for scope in scopes:
+            values = scope.read().items()
+            self._values[scope.name] = {name: self._first(f"{scope.name}.{name}", value) for name, value in values}
+            self._code[scope.name] = scope.left_out()
+            if late:
+                self._late.add(scope.name)
+
+    def of(self, scope: str) -> Mapping[str, First]:
+        """Return the variables of a scope, without functions and classes that it leaves out."""
+        return self._values.get(scope, {})
+
+    def code_of(self, scope: str) -> Mapping[str, Any]:
+        """Return the functions and classes that a scope leaves out while they are as they were."""
+        return self._code.get(scope, {})
+
+    def is_late(self, scope: str) -> bool:
+        """Return whether another process may have found other values in the scope."""
+        return scope in self._late
+
+    def maybe_changed(self, scope: str, now: Mapping[str, Any]) -> Iterator[tuple[str, Any, First | None]]:
+        """Yield the variables that may have changed. Cheap, because it runs for all of them in each step."""
+        first, is_late = self.of(scope), scope in self._late
+        for name, value in now.items():
+            was = first.get(name)
+            if was is not None and not (is_late and was.encoded):
+                kept = was.value
+                if kept is value:
+                    if type(value) in LEAVES or was.node[0] == "scope" or _is_same(value, was.parts):
+                        continue
+                elif was.node is OPAQUE and kept is not None and kept() is value:
+                    continue
+            yield name, value, was
+
+    def _first(self, name: str, value: Any) -> First:
+        items, parts = _items_of(value), None
+        if items is not None and all(type(each) in LEAVES or self._is_scope(each) for each in items):
+            parts = tuple(items)
+        try:
+            node = self._writer(name).write(value)
+            if isinstance(node, list) and node[0] == "reference":
+                return First(OPAQUE, (lambda: value) if isinstance(value, CODE) else _weak(value))
+            return First(node, weakref.ref(value) if is_data(value) else value, parts, encoded(node))
+        except UnkeptDataError as error:
+            return First(UNKEPT, Unkept(value, str(error), digest=True))
+        except OpaqueError:
+            return First(OPAQUE, _weak(value))
+
+
+def _items_of(value: Any) -> Sequence[Any] | None:
+    kind = type(value)
+    if kind is list or kind is tuple:
+        items: Sequence[Any] = value
+        return items
+    return (*value, *value.values()) if kind is dict else None
+
+
+def _is_same(value: Any, parts: tuple[Any, ...] | None) -> bool:
+    if parts is None:
+        return False
+    now = _items_of(value)
+    return now is not None and len(now) == len(parts) and all(map(operator.is_, now, parts))
+
+
+def _weak(value: Any) -> Any:
+    try:
+        return weakref.ref(value)
+    except TypeError:
+        return None
