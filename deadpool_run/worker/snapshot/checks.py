@@ -1,11 +1,13 @@
 """Checks of objects that a script protects: unsupported state is an error there, not at a recovery."""
 
+import sys
 from collections.abc import Collection, Iterable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+from torch.optim import Optimizer
 
 from deadpool_run.errors import ScriptError
 from deadpool_run.vault.segments import SlotRole
@@ -13,7 +15,7 @@ from deadpool_run.worker.codec import TreeWriter, has_state
 from deadpool_run.worker.compat.modules import hook_states
 from deadpool_run.worker.snapshot.plan import describe
 from deadpool_run.worker.state import hooks
-from deadpool_run.worker.state.optimizers import OptimizerState, Tracked
+from deadpool_run.worker.state.optimizers import OptimizerState, Tracked, wrapped
 from deadpool_run.worker.state.state import ModuleState
 from deadpool_run.worker.verify.script_names import warn
 
@@ -27,6 +29,26 @@ def check_new(name: str, obj: object, names: Collection[str]) -> None:
             f"protect(): {name}={type(obj).__name__} has no state_dict() and load_state_dict().\n"
             "Add both methods, or keep its state in an object that has them."
         )
+    if _is_of_fsdp1(obj):
+        raise ScriptError(
+            f"protect(): {name} has a FullyShardedDataParallel (FSDP1), which frees the memory of parameters between their uses.\n"
+            "Shard the model with torch.distributed.fsdp.fully_shard (FSDP2)."
+        )
+    if isinstance(obj, Optimizer) and (count := len(wrapped(obj))) != 1:
+        raise ScriptError(
+            f"protect(): {name}={type(obj).__name__} is a wrapper around {count} optimizers, not one.\n"
+            "Protect each optimizer inside it. Snapshots keep the wrapper's own attributes as variables."
+            if count
+            else f"protect(): {name}={type(obj).__name__} has not called Optimizer.__init__(), and has no optimizer inside.\n"
+            "Call super().__init__(params, defaults) in its __init__."
+        )
+
+
+def _is_of_fsdp1(obj: object) -> bool:
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    if fsdp is None or not isinstance(obj, nn.Module):
+        return False
+    return any(isinstance(each, fsdp.FullyShardedDataParallel) for each in obj.modules())
 
 
 def check_module(state: ModuleState) -> None:

@@ -147,6 +147,7 @@ class Snapshots:
         protected = self.protected
         roots = [root for module in protected.modules.values() for root in module.roots()]
         optimizers = [each for state in protected.optimizers.values() for each in (state.optimizer, state.keeper)]
+        optimizers += protected.wrappers
         parts: list[tuple[str, Any]] = [
             (f"protected {name}.{path}".rstrip("."), child)
             for name, module in protected.modules.items()

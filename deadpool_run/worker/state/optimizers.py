@@ -1,7 +1,8 @@
 """An optimizer's state: its tensors, its other values, its hyper-parameters and its groups.
 
 An optimizer may have an inner one that updates part of the parameters (ZeroRedundancyOptimizer). Then the inner one has the
-state, and the outer one the groups.
+state, and the outer one the groups. A wrapper (PostLocalSGDOptimizer, Lookahead) steps another optimizer and does more; its own
+state is in its attributes.
 """
 
 from collections.abc import Iterator
@@ -19,6 +20,19 @@ _OF_SCALERS = ("grad_scale", "found_inf")
 """Attributes that `GradScaler.step` sets during a fused optimizer's step."""
 NO_PLAIN: dict[str, Any] = {"state": {}, "shared": {}}
 """`OptimizerState.plain` of an optimizer that keeps only tensors."""
+
+
+def is_wrapper(obj: object) -> bool:
+    """Return whether an object has an optimizer's interface, but has never been initialized as one."""
+    return isinstance(obj, Optimizer) and "_optimizer_step_pre_hooks" not in vars(obj)
+
+
+def wrapped(obj: Optimizer) -> list[Optimizer]:
+    """Return the optimizers that a wrapper steps; of any other optimizer, this one."""
+    if not is_wrapper(obj):
+        return [obj]
+    inner = {id(each): each for each in vars(obj).values() if isinstance(each, Optimizer) and each is not obj}
+    return [found for each in inner.values() for found in wrapped(each)]
 
 
 @dataclass(frozen=True, slots=True)

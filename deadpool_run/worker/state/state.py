@@ -22,7 +22,7 @@ from deadpool_run.worker.codec import copied
 from deadpool_run.worker.compat import fsdp
 from deadpool_run.worker.compat import modules as compat_nn
 from deadpool_run.worker.state import gradients, hooks
-from deadpool_run.worker.state.optimizers import OptimizerState, Tracked
+from deadpool_run.worker.state.optimizers import OptimizerState, Tracked, wrapped
 
 _EXTRA = nn.Module.get_extra_state
 
@@ -221,6 +221,8 @@ class Protected:
         self.modules: dict[str, ModuleState] = {}
         self.optimizers: dict[str, OptimizerState] = {}
         self.objects: dict[str, Any] = {}
+        self.wrappers: list[Optimizer] = []
+        """Optimizers around others, whose attributes are kept as variables are."""
         self._loose: set[int] = set()
         self.views, self.used = gradients.BucketViews(), gradients.UsedGradients()
 
@@ -229,8 +231,11 @@ class Protected:
         if isinstance(obj, nn.Module):
             self.modules[name] = ModuleState(name, obj, self._wrappers)
         elif isinstance(obj, Optimizer):
-            self.optimizers[name] = OptimizerState(name, obj)
-            obj.register_step_pre_hook(lambda optimizer, *_: self.views.note(optimizer, self.ddps()))
+            (optimizer,) = wrapped(obj)
+            self.optimizers[name] = OptimizerState(name, optimizer)
+            optimizer.register_step_pre_hook(lambda optimizer, *_: self.views.note(optimizer, self.ddps()))
+            if optimizer is not obj:
+                self.wrappers.append(obj)
         else:
             self.objects[name] = obj
 

@@ -22,6 +22,7 @@ from deadpool_run.worker.process.frames import (
     set_local_variables,
 )
 from deadpool_run.worker.process.script_files import own_modules
+from deadpool_run.worker.state.optimizers import is_wrapper as is_wrapper_of_optimizer
 from deadpool_run.worker.variables.children import Children
 from deadpool_run.worker.variables.library_objects import is_flat
 from deadpool_run.worker.variables.modules import (
@@ -105,6 +106,9 @@ class Scopes:
         objects, inside = [(f"protected {number}", each) for number, each in enumerate(protected)], list(parts)
         for name, each in (*objects, *inside):
             self.objects.add(name, each)
+            if isinstance(each, Optimizer) and not is_wrapper_of_optimizer(each):
+                self.objects.add(f"{name}, state", each.state)
+                self.objects.add(f"{name}, groups", each.param_groups)
         self._functions: set[int] = set()
         self._with_forward: set[type] = set()
         self._attributes = Attributes()
@@ -207,12 +211,13 @@ class Scopes:
         elif is_own(kind, self.modules):
             read, write = partial(attributes_of, value), partial(set_attributes, value)
             self._add_named(name, value, read, write, partial(object.__delattr__, value))
-        elif is_flat(value, self.is_scope):
+        elif self._has_attributes(value):
             self.objects.add(name, value)
             self._add_attributes(name, value)
 
     def _has_attributes(self, value: Any) -> bool:
-        return is_own(type(value), self.modules) or is_flat(value, self.is_scope)
+        is_like_own = is_flat(value, self.is_scope) or is_wrapper_of_optimizer(value)
+        return is_own(type(value), self.modules) or is_like_own
 
     def _is_plain(self, value: dict[str, Any]) -> bool:
         try:
@@ -239,7 +244,8 @@ class Scopes:
         if isinstance(owner, nn.Module):
             self._add_forward(type(owner))
         if isinstance(owner, nn.Module | Optimizer | Tensor):
-            self._add_attributes(name, owner, OF_MODULES if isinstance(owner, nn.Module) else OF_OPTIMIZERS)
+            ignored = OF_MODULES if isinstance(owner, nn.Module) else OF_OPTIMIZERS
+            self._add_attributes(name, owner, () if is_wrapper_of_optimizer(owner) else ignored)
             for key, hook in hooks_of(owner):
                 self._look(f"{name}.{key}", hook)
         elif is_own(type(owner), self.modules):

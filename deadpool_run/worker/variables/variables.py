@@ -21,7 +21,7 @@ from deadpool_run.worker.variables.late_modules import LateModules
 from deadpool_run.worker.variables.references import References
 from deadpool_run.worker.variables.scopes import Scope, Scopes
 from deadpool_run.worker.variables.values.reader import ValueReader
-from deadpool_run.worker.variables.values.tensors import TensorCopies, TensorCopy, tensors_of
+from deadpool_run.worker.variables.values.tensors import TensorCopies, TensorCopy, is_freed, tensors_of
 from deadpool_run.worker.variables.values.unkept import MADE_LATER, LostValue, Unkept, kept_back, raise_refused
 from deadpool_run.worker.variables.values.writer import (
     Objects,
@@ -212,7 +212,11 @@ class Variables:
             assert self._scopes is not None
             for name, value in scope.read().items():
                 for part, tensor in () if self._scopes.is_scope(value) else tensors_of(value):
-                    if not tensor.requires_grad and tensor.numel() >= _LARGE and not tensor.is_meta:
+                    if (
+                        not tensor.requires_grad
+                        and tensor.numel() >= _LARGE
+                        and not (tensor.is_meta or is_freed(tensor))
+                    ):
                         yield _shown(scope.name, f"{name}{part}"), tensor
 
     def _imported(self, name: str, module: ModuleType) -> None:

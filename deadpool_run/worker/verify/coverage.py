@@ -164,6 +164,13 @@ class Coverage:
 # --- live objects --------------------------------------------------------------------------------------------------
 
 
+def _is_trained(tensor: Tensor) -> bool:
+    try:
+        return tensor.is_leaf and tensor.requires_grad
+    except RuntimeError:  # a view of memory that was written to since, as in FSDP1: not a leaf
+        return False
+
+
 def _live_objects() -> tuple[list[nn.Module], list[Optimizer], list[Tensor], list[Any]]:
     """Return modules, optimizers, trained tensors outside of modules, and schedulers and scalers."""
     objects = gc.get_objects()
@@ -174,7 +181,7 @@ def _live_objects() -> tuple[list[nn.Module], list[Optimizer], list[Tensor], lis
         if place is not None:
             found[place].append(obj)
     modules, optimizers, tensors, helpers = found
-    return modules, optimizers, [each for each in tensors if each.is_leaf and each.requires_grad], helpers
+    return modules, optimizers, [each for each in tensors if _is_trained(each)], helpers
 
 
 def _place_of(kind: type) -> int | None:

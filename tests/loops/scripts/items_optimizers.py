@@ -84,6 +84,34 @@ def lazy(rank, _size):
     return trained(lambda model: Lazy(model.parameters()), rank)
 
 
+class Lookahead(torch.optim.Optimizer):
+    """A wrapper, as scripts write it: it does not call `Optimizer.__init__`. Slow weights follow those of the optimizer inside."""
+
+    def __init__(self, inner):
+        self.inner, self.param_groups, self.state, self.fast = inner, inner.param_groups, {}, inner.state
+        self.calls = 0
+
+    @torch.no_grad()
+    def step(self):
+        self.inner.step()
+        self.calls += 1
+        for group in self.param_groups if self.calls % 3 == 0 else ():
+            for parameter in group["params"]:
+                slow = self.state.setdefault(parameter, parameter.clone())
+                parameter.copy_(slow.lerp_(parameter, 0.5))
+
+    def zero_grad(self):
+        self.inner.zero_grad()
+
+
+@item("an optimizer around another one, with weights and a count of its own")
+def around(rank, _size):
+    model = ddp(net())
+    inner = torch.optim.Adam(model.parameters(), lr=0.01)
+    optimizer = Lookahead(inner)
+    return Loop({"model": model, "optimizer": optimizer}, update(model, optimizer, rank), blocks_of(model), inner)
+
+
 SCHEDULERS = {
     "StepLR": lambda optimizer: lr_scheduler.StepLR(optimizer, 2, 0.7),
     "OneCycleLR": lambda optimizer: lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=100),

@@ -2,7 +2,9 @@
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel
 
 from deadpool_run.errors import ScriptError, SnapshotError
 from deadpool_run.worker.snapshot.snapshot import Snapshots
@@ -37,6 +39,27 @@ class Counting(torch.optim.SGD):
         return {**super().state_dict(), "calls": 3}
 
 
+class Around(torch.optim.Optimizer):
+    def __init__(self, *inner):
+        self.inner = dict(enumerate(inner))
+        vars(self).update({f"inner{number}": each for number, each in enumerate(inner)})
+
+    def state_dict(self):
+        return {}
+
+    def load_state_dict(self, state):
+        pass
+
+
+def sharded():
+    store = dist.HashStore()
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        return FullyShardedDataParallel(nn.Linear(1, 1), device_id=torch.device("cpu"))
+    finally:
+        dist.destroy_process_group()
+
+
 def with_buffer(buffer):
     model = nn.Linear(1, 1)
     model.register_buffer("extra", buffer)
@@ -67,6 +90,12 @@ REFUSED = {
         lambda: Counting([torch.ones(2, requires_grad=True)], lr=0.1),
         r"the state_dict\(\) of 'thing', a Counting, holds 'calls'.*\nMove it to",
     ),
+    "a wrapper of two": (
+        lambda: Around(*(torch.optim.SGD(nn.Linear(1, 1).parameters()) for _ in range(2))),
+        r"thing=Around is a wrapper around 2 optimizers, not one\.\nProtect each optimizer inside it",
+    ),
+    "a wrapper of none": (Around, r"thing=Around has not called Optimizer\.__init__\(\).*\nCall super\(\)"),
+    "FSDP1": (sharded, r"thing has a FullyShardedDataParallel \(FSDP1\).*\nShard the model with .*fully_shard"),
     "a python generator": (lambda: Holder({"next": (each for each in ())}), r"'thing'\.next is a builtins\.generator"),
     "an open file": (lambda: Holder([open("/dev/null")]), r"'thing'\[0\] is a _io\.TextIOWrapper"),  # noqa: SIM115, PTH123
     "a lambda": (lambda: Holder({"f": lambda: 0}), r"'thing'\.f is a builtins\.function"),

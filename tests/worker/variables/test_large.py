@@ -265,3 +265,22 @@ def test_all_variables_together_have_a_limit():
     variables.put(taken[0])
     lost = [each for each in (a, b, c, d, e, f) if type(each) is LostValue]
     assert len(lost) == 1
+
+
+def test_tensors_that_cannot_be_read_are_left_alone():
+    variables = Variables()
+    small, large, count = torch.ones(8), torch.ones(LARGE), 0
+    base = torch.ones(4, requires_grad=True) * 1
+    broken, _ = base.split(2)
+    base.add_(1)
+    with pytest.raises(RuntimeError):
+        _ = broken.grad_fn
+    small.untyped_storage().resize_(0)
+    variables.begin()
+    large.untyped_storage().resize_(0)
+    count += 1
+    taken = variables.take()
+    assert [name for name, _ in variables.tensors()] == []
+    count += 1
+    variables.put(taken)
+    assert count == 1

@@ -140,6 +140,11 @@ def is_dense(tensor: Tensor) -> bool:
     return plain and tensor.layout is torch.strided and not tensor.is_quantized
 
 
+def is_freed(tensor: Tensor) -> bool:
+    """Return whether the memory of a dense tensor was freed, as FSDP does between its uses. To read it ends the process."""
+    return tensor.numel() > 0 and tensor.untyped_storage().nbytes() == 0
+
+
 def is_array(value: Any) -> bool:
     """Return whether a value is an array of NumPy or one of its scalars; does not import NumPy."""
     numpy = sys.modules.get("numpy")

@@ -27,6 +27,7 @@ from deadpool_run.worker.variables.values.tensors import (
     is_array,
     is_data,
     is_dense,
+    is_freed,
 )
 from deadpool_run.worker.variables.values.unkept import LostValue, why_lost
 
@@ -218,13 +219,15 @@ class ValueWriter:
             raise OpaqueError
         if type(value) is not Tensor or not is_dense(value):
             raise UnkeptDataError(f"it is a {type(value).__name__} of layout {value.layout} on {value.device}")
+        if is_freed(value):
+            raise OpaqueError
         self._count_bytes(value.nbytes)
         if value.device.type == "cpu" and value.nbytes <= _INLINE_BYTES:
             plain = value.detach().resolve_conj().resolve_neg()
             node: Any = ["tensor", str(value.dtype).removeprefix("torch."), list(value.shape), raw_bytes(plain)]
         else:
             node = ["large", str(value.device), _with_room(self._copies.of_tensor(value))]
-        if value.grad_fn is not None:
+        if _has_graph(value):
             return ["graph", node]
         if value.requires_grad:
             return ["leaf", node, None if value.grad is None else self._tensor(value.grad)]
@@ -326,6 +329,13 @@ def _text(value: str) -> Any:
     except UnicodeEncodeError:
         return ["text", value.encode(errors="surrogatepass")]
     return value
+
+
+def _has_graph(value: Tensor) -> bool:
+    try:
+        return value.grad_fn is not None
+    except RuntimeError as error:  # a view of memory that was written to since, as in FSDP1
+        raise OpaqueError from error
 
 
 def _with_room(copy: TensorCopy | None) -> TensorCopy:
