@@ -4,7 +4,10 @@ An average's counter, a meter, a schedule: the library counts in them, and the s
 anything else as well, such as a file, a queue or a thread, is left alone, since its numbers may belong to that.
 """
 
+import logging
 import os
+import sys
+import threading
 from abc import ABCMeta
 from collections import OrderedDict
 from collections.abc import Callable
@@ -15,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
+from torch.utils.data import DataLoader, Dataset, Sampler
 
 from deadpool_run.worker.variables.modules import LEAVES
 from deadpool_run.worker.variables.values.library_values import is_immutable
@@ -23,6 +27,8 @@ from deadpool_run.worker.variables.values.writer import SEQUENCES
 _SEQUENCES = frozenset(SEQUENCES.values())
 _DICTS = frozenset({dict, OrderedDict})
 _MOST_PARTS = 256
+_MOST_OBJECTS = 64
+"""In one object. A tree of settings may have thousands, and each costs some time in each step."""
 _REFERENCES = (
     ModuleType,
     type,
@@ -32,8 +38,13 @@ _REFERENCES = (
     Optimizer,
     dist.ProcessGroup,
     DeviceMesh,
+    Dataset,
+    DataLoader,
+    Sampler,
 )
 """Classes of objects that others refer to, and that do not advance from step to step, or are kept by themselves."""
+_BESIDE = (logging.Logger, type(threading.Lock()), type(threading.RLock()))
+"""Classes of what an object may have beside its values. In one of the standard library, the values may belong to them: a queue."""
 _DEEPEST = 3
 _ENVIRONMENT = type(os.environ)
 """The launcher itself writes there."""
@@ -46,9 +57,9 @@ class _Plain:
     """A class without a part written in C."""
 
 
-def is_flat(value: Any, is_known: Callable[[object], bool]) -> bool:
-    """Return whether all attributes of an object are values or references. `is_known`: an object is kept by itself."""
-    return _is_plain(type(value)) and all(_is_value(each, is_known) for each in vars(value).values())
+def has_only_values(value: Any, is_known: Callable[[object], bool]) -> bool:
+    """Return whether an object, and those inside it, have only values and references. `is_known`: an object is kept by itself."""
+    return _is_plain(type(value)) and _Search(is_known).is_value(value)
 
 
 def _is_plain(kind: type) -> bool:
@@ -56,6 +67,7 @@ def _is_plain(kind: type) -> bool:
     return (
         type(kind) in (type, ABCMeta)
         and kind.__basicsize__ == _Plain.__basicsize__
+        and kind.__dictoffset__ == _Plain.__dictoffset__  # one slot is as large as what a class without slots has
         and kind.__new__ is _NEW
         and kind.__reduce_ex__ is _REDUCE
         and not kind.__module__.startswith(_OURS)
@@ -63,11 +75,43 @@ def _is_plain(kind: type) -> bool:
     )
 
 
-def _is_value(value: Any, is_known: Callable[[object], bool], depth: int = 0) -> bool:
-    kind = type(value)
-    if kind in LEAVES or kind is Tensor or is_immutable(value) or is_known(value) or isinstance(value, _REFERENCES):
-        return True
-    parts = value if kind in _SEQUENCES else (*value.keys(), *value.values()) if kind in _DICTS else None
-    if parts is None or depth == _DEEPEST or len(parts) > _MOST_PARTS:
-        return False
-    return all(_is_value(each, is_known, depth + 1) for each in parts)
+class _Search:
+    """A search through an object and those inside it: in attributes, in lists, tuples and dicts there, and in their dicts."""
+
+    def __init__(self, is_known: Callable[[object], bool]) -> None:
+        self._is_known = is_known
+        self._seen: set[int] = set()
+
+    def is_value(self, value: Any, depth: int = 0, *, objects: bool = True) -> bool:
+        """Return whether all of it is values and references. Without `objects`, objects of libraries count as neither."""
+        kind = type(value)
+        if kind in LEAVES or kind is Tensor or is_immutable(value) or self._is_known(value):
+            return True
+        if kind in _SEQUENCES or kind in _DICTS:
+            return self._is_container_of_values(kind, value, depth, objects=objects)
+        return isinstance(value, _REFERENCES) or (objects and self._is_object_of_values(kind, value))
+
+    def _is_object_of_values(self, kind: type, value: Any) -> bool:
+        if isinstance(value, _BESIDE) or id(value) in self._seen:
+            return True
+        self._seen.add(id(value))
+        if not _is_plain(kind) or len(self._seen) > _MOST_OBJECTS:
+            return False
+        is_standard = kind.__module__.partition(".")[0] in sys.stdlib_module_names
+        return all(self.is_value(each, objects=not is_standard) for each in vars(value).values())
+
+    def _is_container_of_values(self, kind: type, value: Any, depth: int, *, objects: bool) -> bool:
+        """Objects are looked for in a dict with names as keys, and directly in a list or a tuple (`Scopes`)."""
+        if depth == _DEEPEST or len(value) > _MOST_PARTS:
+            return False
+        if kind in _SEQUENCES:
+            objects = objects and kind in (list, tuple)
+            return all(self.is_value(each, depth + 1, objects=objects and not _is_container(each)) for each in value)
+        objects = objects and all(type(key) is str for key in value)
+        return all(self.is_value(each, depth + 1, objects=False) for each in value) and all(
+            self.is_value(each, depth + 1, objects=objects) for each in value.values()
+        )
+
+
+def _is_container(value: Any) -> bool:
+    return type(value) in _SEQUENCES or type(value) in _DICTS

@@ -24,7 +24,7 @@ from deadpool_run.worker.process.frames import (
 from deadpool_run.worker.process.script_files import own_modules
 from deadpool_run.worker.state.optimizers import is_wrapper as is_wrapper_of_optimizer
 from deadpool_run.worker.variables.children import Children
-from deadpool_run.worker.variables.library_objects import is_flat
+from deadpool_run.worker.variables.library_objects import has_only_values
 from deadpool_run.worker.variables.modules import (
     LEAVES,
     OF_MODULES,
@@ -214,9 +214,10 @@ class Scopes:
         elif self._has_attributes(value):
             self.objects.add(name, value)
             self._add_attributes(name, value)
+            self._search(name, vars(value).items())
 
     def _has_attributes(self, value: Any) -> bool:
-        is_like_own = is_flat(value, self.is_scope) or is_wrapper_of_optimizer(value)
+        is_like_own = has_only_values(value, self.is_scope) or is_wrapper_of_optimizer(value)
         return is_own(type(value), self.modules) or is_like_own
 
     def _is_plain(self, value: dict[str, Any]) -> bool:

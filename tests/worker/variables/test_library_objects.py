@@ -1,7 +1,10 @@
 """Objects of libraries' classes come back, if they are nothing but values and references; others are left alone."""
 
+import logging
 import os
 import queue
+import threading
+from collections import deque
 from types import SimpleNamespace
 
 import pytest
@@ -80,12 +83,71 @@ def test_its_values_come_back(where, rehearsed):
 
 @pytest.mark.parametrize(
     "part",
-    [queue.Queue(), iter("abc"), [queue.Queue()], SimpleNamespace],
-    ids=["queue", "iterator", "list of queues", "object"],
+    [queue.Queue(), iter("abc"), [queue.Queue()], threading.Condition(), {1: Averager()}, deque([Averager()])],
+    ids=["queue", "iterator", "list of queues", "condition", "dict by number", "objects in a deque"],
 )
 def test_it_is_left_alone_if_it_has_anything_else(part):
-    other = OfLibrary() if part is SimpleNamespace else part
-    assert run(Taken(), steps=3, where=as_variable, other=other)[0] == 4
+    assert run(Taken(), steps=3, where=as_variable, other=part)[0] == 4
+
+
+def test_a_tree_of_settings_is_left_alone():
+    assert run(Taken(), steps=3, where=as_variable, other=[OfLibrary() for _ in range(70)])[0] == 4
+
+
+class Meters(Averager):
+    """Objects in objects, also in a circle, beside a lock and a log."""
+
+    def __init__(self):
+        super().__init__(lock=threading.Lock(), log=logging.getLogger("meters"))
+        self.by_name, self.list, self.inner = {"a": OfLibrary()}, [OfLibrary(), {"n": 0}], OfLibrary(outer=None)
+        self.inner.outer, self.inner.inner = self, OfLibrary()
+
+    def __call__(self):
+        super().__call__()
+        for each in (self.by_name["a"], self.list[0], self.inner, self.inner.inner):
+            each()
+        self.list[1]["n"] += 1
+
+    def counts(self):
+        return (
+            self.step,
+            self.by_name["a"].step,
+            self.list[0].step,
+            self.list[1]["n"],
+            self.inner.step,
+            self.inner.inner.step,
+        )
+
+
+Meters.__module__ = "of.a.library"
+
+
+@pytest.mark.parametrize("rehearsed", [0, 3])
+def test_objects_inside_it_come_back(rehearsed):
+    taken = Taken()
+    for steps in (3, rehearsed):
+        variables, meters = Variables(), Meters()
+        inside = meters.inner
+        variables.begin()
+        for _ in range(steps):
+            meters()
+        taken.append(variables.take())
+        meters()
+        variables.put(taken[0])
+        assert meters.counts() == (3,) * 6
+        assert meters.inner is inside
+        assert inside.outer is meters
+
+
+def test_an_object_of_one_slot_is_left_alone():
+    kind = type("Slot", (), {"__slots__": ("n",), "__module__": "of.a.library"})
+    variables, slot = Variables(), kind()
+    slot.n = 1
+    variables.begin()
+    taken = variables.take()
+    slot.n = 2
+    variables.put(taken)
+    assert slot.n == 2
 
 
 def test_the_environment_is_left_alone(monkeypatch):
