@@ -38,3 +38,15 @@ def test_a_group_that_a_replacement_does_not_create(cluster):
     assert "connecting the same workers again" not in job.stderr
     assert not job.account.of("end")
     job.check_nothing_left()
+
+
+def test_a_replacement_names_what_snapshots_do_not_keep(cluster, reference):
+    """The job goes on: only the user knows whether the weights depend on it."""
+    job = cluster("--layout", "ddp", "--steps", "12", "--die", "rank=2,step=8,at=forward", script="with_bar.py")
+    job.check_repaired(reference("ddp", 12), [2])
+    before, _, after = job.stderr.partition("repairing towards")
+    assert "snapshots do not keep" not in before
+    assert after.count("bar: the new process of rank 2 goes on without what training has changed there") == 1, (
+        job.told()
+    )
+    assert after.count("snapshots do not keep") == 1

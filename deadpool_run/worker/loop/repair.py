@@ -136,6 +136,16 @@ class RepairParticipant:
                 f"{advice(why)}"
             )
 
+    def _report_left_alone(self) -> None:
+        """Warn of objects that a replacement does not have as the lost process had them."""
+        if names := self.snapshots.variables.left_alone:
+            warn(
+                f"snapshots do not keep {', '.join(names)}: the new process of rank {self.session.rank} goes on without what training "
+                "has changed there.\n"
+                "Nothing is lost by that for a progress bar or a log. If the weights depend on one, call job.protect() with an object "
+                "that has its state (state_dict() and load_state_dict())."
+            )
+
     def _report_failure(self, why: str | BaseException) -> None:
         if isinstance(why, str):
             self._failure = ev.DrainFailed(THIS_WORKER, self._epoch, why)
@@ -207,6 +217,7 @@ class RepairParticipant:
         if self.session.preparing:
             self._wait_for_rank()
         self._negotiate(self._link.orders.epoch, has_state=False)
+        self._report_left_alone()
 
     def _refuse_edited(self, transcript: Transcript) -> None:
         """Refuse to join with modules that the other ranks do not have."""

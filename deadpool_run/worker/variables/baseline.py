@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from deadpool_run.worker.variables.left_alone import progress_of
 from deadpool_run.worker.variables.modules import LEAVES
 from deadpool_run.worker.variables.scopes import Scope
 from deadpool_run.worker.variables.values.functions import CODE
@@ -29,6 +30,8 @@ class First:
     """The items of a container, if all are numbers, strings or objects that are known by name."""
     encoded: bytes = b""
     """The node, to compare with."""
+    progress: str = ""
+    """`progress_of` an object that snapshots leave alone."""
 
 
 class Baseline:
@@ -40,6 +43,7 @@ class Baseline:
         self._values: dict[str, dict[str, First]] = {}
         self._code: dict[str, Mapping[str, Any]] = {}
         self._late: set[str] = set()
+        self._left_alone: dict[str, dict[str, str]] = {}
 
     def note(self, scopes: Iterable[Scope], *, late: bool = False) -> None:
         """Note the values of some scopes. `late`: another process may find others there."""
@@ -47,6 +51,9 @@ class Baseline:
             values = scope.read().items()
             self._values[scope.name] = {name: self._first(f"{scope.name}.{name}", value) for name, value in values}
             self._code[scope.name] = scope.left_out()
+            first = self._values[scope.name].items()
+            if left_alone := {name: each.progress for name, each in first if each.progress}:
+                self._left_alone[scope.name] = left_alone
             if late:
                 self._late.add(scope.name)
 
@@ -57,6 +64,14 @@ class Baseline:
     def code_of(self, scope: str) -> Mapping[str, Any]:
         """Return the functions and classes that a scope leaves out while they are as they were."""
         return self._code.get(scope, {})
+
+    def advanced(self, scope: Scope) -> Iterator[tuple[str, str]]:
+        """Yield the variables with objects that snapshots leave alone and that are not as at first, each with its progress."""
+        if scope.name in self._left_alone:
+            now = scope.read()
+            for name, first in self._left_alone[scope.name].items():
+                if name in now and (progress := progress_of(now[name])) != first:
+                    yield name, progress
 
     def is_late(self, scope: str) -> bool:
         """Return whether another process may have found other values in the scope."""
@@ -88,7 +103,7 @@ class Baseline:
         except UnkeptDataError as error:
             return First(UNKEPT, Unkept(value, str(error), digest=True))
         except OpaqueError:
-            return First(OPAQUE, _weak(value))
+            return First(OPAQUE, _weak(value), progress=progress_of(value))
 
 
 def _items_of(value: Any) -> Sequence[Any] | None:

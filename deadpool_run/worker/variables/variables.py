@@ -37,6 +37,8 @@ _REPLACED = "replaced modules"
 """Not a scope: the places in modules that have another one."""
 _IMPORTED = "imported modules"
 """Not a scope: the names of the modules that were imported after the loop began."""
+_LEFT_ALONE = "left alone"
+"""Not a scope: objects that snapshots do not keep and that have changed, with their progress."""
 _COUNT = 1_000_000
 """Larger numbers may be times, or bytes of memory."""
 _GONE = ["gone"]
@@ -68,6 +70,8 @@ class Variables:
         self._reported: set[_Name] = set()
         self.too_large: dict[str, str] = {}
         """Changing variables that cannot be kept, each once, with the reason. The caller reports and clears them."""
+        self.left_alone: list[str] = []
+        """Objects that the last restore left alone and that are not as in the process of the snapshot. A replacement reports them."""
         self.refuse = raise_refused
         """Called with a message when the script uses a value that was lost. Raises."""
         self.trying = False
@@ -127,6 +131,8 @@ class Variables:
                 self.report_unkept(
                     f"the module {shown(path)}", "it was put in place of another one, and not created in set-up"
                 )
+        if left_alone := self._advanced():
+            found[_LEFT_ALONE] = left_alone
         if self._late.names:
             found[_IMPORTED] = dict.fromkeys(self._late.names)
         large: list[Tensor] = []
@@ -157,6 +163,10 @@ class Variables:
             self.refuse(
                 f"a module that the script imported after its first step cannot be imported here: {why}.\nImport it before the loop."
             )
+        left_alone = changed.pop(_LEFT_ALONE, {}).items()
+        if not self.trying:
+            here = self._advanced()
+            self.left_alone = [name for name, progress in left_alone if here.get(name) != progress]
         self._scopes.children.put(changed.pop(_REPLACED, {}), self.refuse)
         reader = ValueReader(
             self._objects,
@@ -218,6 +228,14 @@ class Variables:
                         and not (tensor.is_meta or is_freed(tensor))
                     ):
                         yield _shown(scope.name, f"{name}{part}"), tensor
+
+    def _advanced(self) -> dict[str, str]:
+        assert self._scopes is not None
+        return {
+            _shown(scope.name, name): progress
+            for scope in self._scopes.changing()
+            for name, progress in self._baseline.advanced(scope)
+        }
 
     def _imported(self, name: str, module: ModuleType) -> None:
         """Add the variables of a module of the script that was imported just now."""

@@ -3,6 +3,7 @@
 import logging
 import os
 import queue
+import sys
 import threading
 from collections import deque
 from types import SimpleNamespace
@@ -158,3 +159,53 @@ def test_the_environment_is_left_alone(monkeypatch):
     environment["A"] = "2"
     variables.put(taken)
     assert os.environ["A"] == "2"
+
+
+class Register(dict):
+    """A container of a library, with an attribute."""
+
+    def __init__(self):
+        self.calls = 0
+
+    def add(self):
+        self.calls += 1
+        self["n"] = self.calls // 2
+
+
+class Bar:
+    """A progress bar, with a file."""
+
+    def __init__(self):
+        self.n, self.file = 0, sys.stderr
+
+    def add(self):
+        self.n += 1
+
+
+Register.__module__ = Bar.__module__ = "of.a.library"
+
+
+@pytest.mark.parametrize("kind", [Register, Bar])
+def test_a_restore_says_which_objects_are_not_as_in_the_process_of_the_snapshot(kind):
+    taken = Taken()
+    for steps, expected in ((3, []), (2, ["seen"]), (0, ["seen"])):
+        variables, seen = Variables(), kind()
+        variables.begin()
+        for _ in range(steps):
+            seen.add()
+        taken.append(variables.take())
+        variables.trying = True
+        variables.put(taken[0])
+        assert variables.left_alone == []
+        variables.trying = False
+        variables.put(taken[0])
+        assert [name.rpartition(".")[2] for name in variables.left_alone] == expected
+
+
+def test_objects_that_training_does_not_change_are_not_named():
+    variables, seen = Variables(), Bar()
+    variables.begin()
+    taken = variables.take()
+    seen.add()
+    variables.put(taken)
+    assert variables.left_alone == []
