@@ -2,7 +2,7 @@
 
 import operator
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,13 +65,16 @@ class Baseline:
         """Return the functions and classes that a scope leaves out while they are as they were."""
         return self._code.get(scope, {})
 
+    def with_left_alone(self) -> Collection[str]:
+        """Return the names of the scopes with objects that snapshots leave alone."""
+        return self._left_alone.keys()
+
     def advanced(self, scope: Scope) -> Iterator[tuple[str, str]]:
         """Yield the variables with objects that snapshots leave alone and that are not as at first, each with its progress."""
-        if scope.name in self._left_alone:
-            now = scope.read()
-            for name, first in self._left_alone[scope.name].items():
-                if name in now and (progress := progress_of(now[name])) != first:
-                    yield name, progress
+        now = scope.all()
+        for name, first in self._left_alone[scope.name].items():
+            if name in now and (progress := progress_of(now[name])) != first:
+                yield name, progress
 
     def is_late(self, scope: str) -> bool:
         """Return whether another process may have found other values in the scope."""

@@ -16,7 +16,7 @@ from deadpool_run.worker.variables.values.functions import CODE
 
 _MOST_PARTS = 256
 _PLAIN = frozenset({int, float, bool, str, bytes, type(None)})
-_CONTAINERS = (list, dict, set)
+_CONTAINERS: tuple[Any, ...] = (list, dict, set)
 _OTHER = (*CODE, ModuleType, nn.Module, Optimizer)
 _WELL_KNOWN = frozenset({*sys.stdlib_module_names, "torch", "numpy", __name__.partition(".")[0]})
 """Packages whose objects are looked after elsewhere, or refused when a step depends on them: iterators, loaders, queues."""
@@ -24,22 +24,27 @@ _WELL_KNOWN = frozenset({*sys.stdlib_module_names, "torch", "numpy", __name__.pa
 
 def progress_of(value: Any) -> str:
     """Return a digest of the numbers and strings directly in an object, and of the sizes of its containers; empty for code and models."""
-    if isinstance(value, _OTHER) or type(value).__module__.partition(".")[0] in _WELL_KNOWN:
+    kind = type(value)  # a proxy would run code if asked for more
+    if issubclass(kind, _OTHER) or kind.__module__.partition(".")[0] in _WELL_KNOWN:
         return ""
-    found = {name: _shape(each) for name, each in list(getattr(value, "__dict__", {}).items())[:_MOST_PARTS]}
-    if isinstance(value, dict):
+    found = {name: _shape(each) for name, each in _attributes(value)[:_MOST_PARTS]}
+    if issubclass(kind, dict):
         found |= {f"[{key!r}]": _shape(each) for key, each in list(dict.items(value))[:_MOST_PARTS] if type(key) is str}
-    if isinstance(value, _CONTAINERS):
-        found["len"] = _len(value)
+    found["len"] = _shape(value)
     return hashlib.blake2b(repr(sorted(found.items())).encode(errors="replace"), digest_size=8).hexdigest()
 
 
+def _attributes(value: Any) -> list[tuple[str, Any]]:
+    try:
+        return list(object.__getattribute__(value, "__dict__").items())
+    except AttributeError:
+        return []
+
+
 def _shape(value: Any) -> Any:
-    if type(value) in _PLAIN:
+    """Return a number or a string itself, the size of a container, and None for anything else."""
+    kind = type(value)
+    if kind in _PLAIN:
         return value
-    return _len(value) if isinstance(value, _CONTAINERS) else None
-
-
-def _len(value: Any) -> int:
-    kind = next(each for each in _CONTAINERS if isinstance(value, each))
-    return kind.__len__(value)
+    container = next((each for each in _CONTAINERS if issubclass(kind, each)), None)
+    return None if container is None else container.__len__(value)

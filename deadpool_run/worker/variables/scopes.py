@@ -126,6 +126,7 @@ class Scopes:
         for name, variables in sources.items():
             self._add_variables(name, variables)
         self._search_inside(0)
+        self._by_name = {scope.name: scope for scope in (*self._found, *self._fixed)}
 
     def add_module(self, name: str, module: ModuleType) -> list[Scope]:
         """Add a module that the script has imported since; return its scopes."""
@@ -133,7 +134,9 @@ class Scopes:
         found, fixed = len(self._found), len([*self._fixed])
         self._add_variables(name, vars(module))
         self._search_inside(found)
-        return self._found[found:] + [*self._fixed][fixed:]
+        added = self._found[found:] + [*self._fixed][fixed:]
+        self._by_name |= {scope.name: scope for scope in added}
+        return added
 
     def __iter__(self) -> Iterator[Scope]:
         """Yield the present scopes."""
@@ -146,6 +149,12 @@ class Scopes:
         yield from self._running()
         yield from self._found
         yield from self._fixed.changed()
+
+    def of_names(self, names: Collection[str]) -> Iterator[Scope]:
+        """Yield the present scopes with these names. Cheap for few names."""
+        if names:
+            yield from (scope for scope in self._running() if scope.name in names)
+            yield from (scope for scope in map(self._by_name.get, names) if scope is not None)
 
     def _running(self) -> Iterator[Scope]:
         for name, frame in function_frames():

@@ -233,7 +233,7 @@ class Variables:
         assert self._scopes is not None
         return {
             _shown(scope.name, name): progress
-            for scope in self._scopes.changing()
+            for scope in self._scopes.of_names(self._baseline.with_left_alone())
             for name, progress in self._baseline.advanced(scope)
         }
 
