@@ -3,7 +3,7 @@
 from deadpool_run.worker.compat.modules import has_buckets
 from deadpool_run.worker.groups import ddp_buckets
 from deadpool_run.worker.groups.registry import Registry
-from deadpool_run.worker.state.state import Protected
+from deadpool_run.worker.state.protected import Protected
 
 
 def reduces_repeatably(protected: Protected, *, updated: bool) -> bool:

@@ -15,8 +15,8 @@ from deadpool_run.worker.codec import TreeWriter, has_state
 from deadpool_run.worker.compat.modules import hook_states
 from deadpool_run.worker.snapshot.plan import describe
 from deadpool_run.worker.state import hooks
+from deadpool_run.worker.state.modules import ModuleState
 from deadpool_run.worker.state.optimizers import OptimizerState, Tracked, wrapped
-from deadpool_run.worker.state.state import ModuleState
 from deadpool_run.worker.verify.script_names import warn
 
 

@@ -10,7 +10,7 @@ from deadpool_run.vault.segments import free_slot, mark_empty
 from deadpool_run.vault.status_page import BUSY, EMPTY, Copying, RankEntry, StatusPage
 from deadpool_run.worker.snapshot.slot_memory import SlotMemory
 from deadpool_run.worker.snapshot.writer import StateCapture, Writer
-from deadpool_run.worker.state.state import Protected
+from deadpool_run.worker.state.protected import Protected
 
 _SLOT_POLL_S = 0.0005
 """A slot becomes free when peers write to the status page, which cannot wake a thread."""

@@ -14,7 +14,7 @@ from deadpool_run.wire.typed import to_json
 from deadpool_run.worker.compat.modules import buffers_of, is_wrapper, local, writes_of
 from deadpool_run.worker.snapshot.slot_memory import SlotMemory, copy_each
 from deadpool_run.worker.state.optimizers import Tracked
-from deadpool_run.worker.state.state import Protected
+from deadpool_run.worker.state.protected import Protected
 
 _SHARD = re.compile(r"S\((\d+)\)")
 

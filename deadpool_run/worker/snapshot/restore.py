@@ -14,7 +14,7 @@ from deadpool_run.worker.snapshot.plan import live_tensors, parse_placement, pla
 from deadpool_run.worker.snapshot.slot_memory import SlotMemory, copy_fast, dtype_of
 from deadpool_run.worker.state.gradients import Kept
 from deadpool_run.worker.state.optimizers import OptimizerState, Tracked
-from deadpool_run.worker.state.state import Protected
+from deadpool_run.worker.state.protected import Protected
 
 _SHOWN = 10
 

@@ -39,9 +39,9 @@ from deadpool_run.worker.snapshot.writer import StateCapture
 from deadpool_run.worker.state import gradients, script_hooks
 from deadpool_run.worker.state.digest import digest, sample, samples_equal
 from deadpool_run.worker.state.process_settings import ProcessSettings
+from deadpool_run.worker.state.protected import Protected
 from deadpool_run.worker.state.rng import put_rng, take_rng
 from deadpool_run.worker.state.script_hooks import ScriptHooks
-from deadpool_run.worker.state.state import Protected
 from deadpool_run.worker.variables.variables import Variables
 from deadpool_run.worker.verify.agreement import Agreement
 
@@ -79,7 +79,7 @@ class Snapshots:
         """Steps between captures; may be changed at any time, from any thread."""
         self.protected = Protected(wrappers)
         self.agreement = Agreement(self.protected)
-        self.variables = Variables()
+        self.variables = Variables(self.protected.state_tensors)
         self._settings = ProcessSettings()
         self._hooks = ScriptHooks()
         self._buffers = BufferCopies()
@@ -365,6 +365,7 @@ class Snapshots:
         if plan is None or not plan.holds(self.protected, self._buffers):
             self.protected.refresh(final=version > REHEARSAL_STEPS)
             plan = self._plan = CapturePlan(self.protected, self._buffers)
+            self.protected.state_tensors.forget()
             self._write_counts = plan.write_counts()
         return StateCapture(
             version=version,
@@ -384,6 +385,7 @@ class Snapshots:
 
     def _put_rest(self, values: dict[str, Any]) -> None:
         """Set what `Protected.put` leaves: gradients, and what is known of the script."""
+        self.protected.state_tensors.forget()
         self._settings.put(values.get("settings", {}))  # a checkpoint of an earlier version has none of these
         self.variables.put(values.get("variables", {}))
         self._hooks.put(values.get("hooks", {}), self.variables.refuse)

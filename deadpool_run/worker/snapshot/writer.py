@@ -19,7 +19,7 @@ from deadpool_run.worker.device.backend import Mark
 from deadpool_run.worker.snapshot.plan import CapturePlan, lay_out
 from deadpool_run.worker.snapshot.slot_memory import SlotMemory, copy_each
 from deadpool_run.worker.state.optimizers import NO_PLAIN, Tracked
-from deadpool_run.worker.state.state import Protected
+from deadpool_run.worker.state.protected import Protected
 
 _LOG = logging.getLogger("deadpool_run")
 

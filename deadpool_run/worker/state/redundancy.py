@@ -10,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from deadpool_run.ids import Rank
 from deadpool_run.worker.compat.modules import local
-from deadpool_run.worker.state.state import ModuleState
+from deadpool_run.worker.state.modules import ModuleState
 
 
 def replica_leader(modules: Iterable[ModuleState]) -> Rank | None:

@@ -14,6 +14,7 @@ import msgspec
 from torch import Tensor
 
 from deadpool_run.worker.process.frames import note_loop
+from deadpool_run.worker.state.state_tensors import StateTensors
 from deadpool_run.worker.variables import references
 from deadpool_run.worker.variables.baseline import OPAQUE, UNKEPT, Baseline, First
 from deadpool_run.worker.variables.children import shown
@@ -53,7 +54,9 @@ _Name = tuple[str, str]
 class Variables:
     """The script's variables: their values when its loop began, and now. For the main thread, in the loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, state: StateTensors | None = None) -> None:
+        """`state` has the tensors of optimizers, which variables may share."""
+        self._state = state or StateTensors(list)
         self._scopes: Scopes | None = None
         self._objects = Objects()
         self._references = References()
@@ -110,6 +113,8 @@ class Variables:
         self._late.note_waiting()
         self._taken += 1
         thorough = self._taken & (self._taken - 1) == 0
+        if thorough:  # optimizers make their state in the first steps
+            self._state.forget()
         self._copies.next(thorough=thorough)
         self._unkept, self._earlier, self._number = {}, self._unkept, secrets.randbits(62)
         self._references.next()
@@ -172,6 +177,7 @@ class Variables:
             self._objects,
             self._scopes.named,
             reference=self._references.of_name,
+            state=self._state.named,
             own=self._scopes.modules,
             large=taken.get("large", ()),
             refuse=self.refuse,
@@ -256,6 +262,7 @@ class Variables:
             scopes.modules,
             references=self._references.named,
             copies=self._copies,
+            state=None if noting else self._state,
             noting=noting,
         )
 

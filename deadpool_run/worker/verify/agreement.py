@@ -19,7 +19,7 @@ from deadpool_run.ids import Version
 from deadpool_run.text import shortened
 from deadpool_run.worker.compat.group_api import GroupApi
 from deadpool_run.worker.state.digest import digest, digest_all, sampled
-from deadpool_run.worker.state.state import Protected
+from deadpool_run.worker.state.protected import Protected
 
 LATE = 8
 """Steps. A difference that is found later after a repair may come from the script: from a phase that lets replicas differ."""

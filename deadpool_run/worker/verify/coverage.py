@@ -22,7 +22,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from deadpool_run.worker.codec import tensors_in
 from deadpool_run.worker.compat.modules import buffers_of, local, parameters_of
 from deadpool_run.worker.state.digest import sample
-from deadpool_run.worker.state.state import Protected
+from deadpool_run.worker.state.protected import Protected
 from deadpool_run.worker.verify.script_names import path_to, warn
 
 _PLAIN = (Tensor, nn.Parameter)

@@ -1,6 +1,7 @@
 """Items with different optimizers, schedulers, and reductions of gradients."""
 
 import contextlib
+import copy
 import math
 
 import torch
@@ -110,6 +111,25 @@ def around(rank, _size):
     inner = torch.optim.Adam(model.parameters(), lr=0.01)
     optimizer = Lookahead(inner)
     return Loop({"model": model, "optimizer": optimizer}, update(model, optimizer, rank), blocks_of(model), inner)
+
+
+@item("a roll back to weights and an optimizer's state that are kept in a variable")
+def rolled_back(rank, _size):
+    """`load_state_dict()` of the optimizer takes over the tensors of the variable: later updates change both."""
+    model = ddp(net())
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    train, best = update(model, optimizer, rank), None
+
+    def step(index):
+        nonlocal best
+        train(index)
+        if index == 1:
+            best = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+        elif index % 4 == 3:
+            model.load_state_dict(best[0])
+            optimizer.load_state_dict(best[1])
+
+    return Loop({"model": model, "optimizer": optimizer}, step, blocks_of(model), optimizer)
 
 
 SCHEDULERS = {

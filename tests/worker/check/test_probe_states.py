@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from deadpool_run.worker.check.states import States, digest
-from deadpool_run.worker.state.state import Protected
+from deadpool_run.worker.state.protected import Protected
 
 
 class Net(nn.Module):

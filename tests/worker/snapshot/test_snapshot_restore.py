@@ -1,5 +1,6 @@
 """A process restores bit for bit, generators included, the snapshot that another one captured."""
 
+import copy
 import os
 import random
 import threading
@@ -387,3 +388,35 @@ def test_a_rate_that_is_a_tensor_stays_that_tensor(slots):
     assert optimizer.param_groups[0]["lr"] is rate
     assert rate.item() == 0.5
     random.seed()
+
+
+def test_a_variable_and_an_optimizer_share_tensors_after_a_restore(slots):
+    """`load_state_dict()` of an optimizer takes over the tensors of the variable."""
+    snapshots = slots.own()
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.Adam(model.parameters())
+    snapshots.protect("model", model)
+    snapshots.protect("optimizer", optimizer)
+    kept, average = None, None
+    snapshots.find_variables()
+
+    def step(number):
+        nonlocal kept, average
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if number == 1:
+            optimizer.load_state_dict(kept := copy.deepcopy(optimizer.state_dict()))
+            average = optimizer.state[model.weight]["exp_avg"]
+        snapshots.begin(number + 1)
+        snapshots.wait()
+
+    for number in range(3):
+        step(number)
+    expected = average.clone()
+    step(3)
+    snapshots.restore(3)
+    live = optimizer.state[model.weight]["exp_avg"]
+    assert kept["state"][0]["exp_avg"] is average is live
+    assert torch.equal(average, expected)
+    del kept["state"][0], average

@@ -10,8 +10,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
+from deadpool_run.worker.state.protected import Protected
 from deadpool_run.worker.state.redundancy import replica_leader
-from deadpool_run.worker.state.state import Protected
 
 RANKS = 4
 

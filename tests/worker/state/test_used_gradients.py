@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from deadpool_run.worker.state.gradients import UsedGradients
-from deadpool_run.worker.state.state import Protected
+from deadpool_run.worker.state.protected import Protected
 
 
 def protected():

@@ -4,7 +4,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from deadpool_run.worker.state.state import Protected
+from deadpool_run.worker.state.protected import Protected
 from deadpool_run.worker.verify.agreement import Agreement
 
 

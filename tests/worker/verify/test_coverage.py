@@ -1,13 +1,13 @@
 """Changes in unprotected modules: an error names trained ones, and metrics get a warning unless snapshots have them."""
 
-import threading
+import queue
 import warnings
 import weakref
 
 import pytest
 import torch
 
-from deadpool_run.worker.state.state import Protected
+from deadpool_run.worker.state.protected import Protected
 from deadpool_run.worker.variables.variables import Variables
 from deadpool_run.worker.verify.coverage import Coverage
 
@@ -42,7 +42,7 @@ def test_a_metric_in_a_variable_needs_no_warning():
 
 def test_a_metric_that_no_variable_holds_is_warned_of():
     hidden = Hidden()
-    hidden.metric, hidden.lock = metric(), threading.Lock()
+    hidden.metric, hidden.queue = metric(), queue.Queue()
     total = weakref.proxy(hidden.metric.total)  # not in the assert, whose parts are variables too
     with pytest.warns(RuntimeWarning, match="total changes in training and is not protected"):
         problem = problem_after_a_change(total)

@@ -30,17 +30,20 @@ class ValueReader:
         scope: Callable[[str], Any] = str,
         *,
         reference: Callable[[str], Any] = str,
+        state: Callable[[str], Any] = str,
         own: Collection[str] = (),
         large: Sequence[Tensor] = (),
         refuse: Callable[[str], NoReturn] = raise_refused,
     ) -> None:
         """`scope` returns the object whose content is written elsewhere, by name, and `reference` one of which only the name is written.
 
-        `own` are the script's Python modules, and `large` the large tensors, by number. Both functions raise `KeyError` for what this process does not have.
+        `state` returns a tensor of an optimizer. All three raise `KeyError` for what this process does not have.
+        `own` are the script's Python modules, and `large` the large tensors, by number.
         A backward through the graph of a tensor, which cannot be kept, calls `refuse`.
         """
         self._objects = objects or Objects()
-        self._scope, self._reference, self._own = scope, reference, own
+        self._by_name = {"scope": scope, "id": scope, "reference": reference, "state": state}
+        self._own = own
         self._large = large
         self._refuse = refuse
         self._made: dict[int | str, Any] = {}
@@ -64,8 +67,8 @@ class ValueReader:
         if tag in library_values.TAGS:
             *names, arguments = parts
             return library_values.of_parts(tag, names, list(map(self.read, arguments)), into, _class)
-        if tag in ("scope", "id", "reference"):
-            found = (self._reference if tag == "reference" else self._scope)(parts[0])
+        if tag in self._by_name:
+            found = self._by_name[tag](parts[0])
             return id(found) if tag == "id" else found
         if tag == "own container":
             return self._own_container(parts, into)

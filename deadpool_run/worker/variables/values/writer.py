@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from deadpool_run.worker.codec import attributes_of, raw_bytes
 from deadpool_run.worker.state import generators
+from deadpool_run.worker.state.state_tensors import StateTensors
 from deadpool_run.worker.variables.values import functions, iterators, library_values
 from deadpool_run.worker.variables.values.own_objects import attributes_of_container, container_of, is_own
 from deadpool_run.worker.variables.values.tensors import (
@@ -103,11 +104,12 @@ class ValueWriter:
         *,
         references: Objects | None = None,
         copies: TensorCopies | None = None,
+        state: StateTensors | None = None,
         noting: str = "",
     ) -> None:
         """Without `objects`, identities are not written. `named` are the objects whose content is written elsewhere.
 
-        Of `references`, only the name is written: no snapshot holds such objects, but every process of the rank has them.
+        Tensors of `state` are written by name. Of `references`, only the name is written: no snapshot holds such objects, but every process of the rank has them.
         `own` are the modules whose objects are written with their attributes. Large tensors become `TensorCopy`s out of `copies`.
         With `noting`, objects are added to `objects`, under names that begin so.
         """
@@ -116,6 +118,7 @@ class ValueWriter:
         self._references = references or Objects()
         self._own = own
         self._copies = copies or TensorCopies()
+        self._state = state
         self._noting = noting
         self._made: dict[int, tuple[int, Any]] = {}
         """The objects that were made after the loop began, each with its number."""
@@ -217,6 +220,8 @@ class ValueWriter:
     def _tensor(self, value: Tensor) -> Any:
         if type(value) is nn.Parameter or value.is_meta or self._copies.is_other(value):
             raise OpaqueError
+        if self._state is not None and (name := self._state.name_of(value)) is not None:
+            return ["state", name]
         if type(value) is not Tensor or not is_dense(value):
             raise UnkeptDataError(f"it is a {type(value).__name__} of layout {value.layout} on {value.device}")
         if is_freed(value):

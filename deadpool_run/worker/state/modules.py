@@ -1,28 +1,24 @@
-"""The protected objects: references to their tensors, and copies of their small values.
+"""A protected module: references to its tensors, and copies of its small values.
 
 Parameters and optimizer state change only inside `optimizer.step()`; everything else may change at any time. References
 to parameters are taken once, when the module is protected: `named_parameters()` changes as FSDP2 gathers and frees shards,
 but the sharded parameters themselves stay.
 """
 
-from collections.abc import Collection, Iterable, Iterator
-from itertools import chain
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from torch import Tensor, nn
-from torch.amp.grad_scaler import GradScaler
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim import Optimizer
 
 from deadpool_run.errors import ScriptError, SnapshotError
 from deadpool_run.vault.segments import SlotRole
 from deadpool_run.worker.codec import copied
-from deadpool_run.worker.compat import fsdp
 from deadpool_run.worker.compat import modules as compat_nn
-from deadpool_run.worker.state import gradients, hooks
-from deadpool_run.worker.state.optimizers import OptimizerState, Tracked, wrapped
+from deadpool_run.worker.state import hooks
+from deadpool_run.worker.state.optimizers import Tracked
 
 _EXTRA = nn.Module.get_extra_state
 
@@ -211,172 +207,6 @@ class ModuleState:
         """Free parameters that FSDP2 keeps gathered after an evaluation."""
         for child in self.sharding:
             child.reshard()
-
-
-class Protected:
-    """The protected objects by name."""
-
-    def __init__(self, wrappers: Iterable[DistributedDataParallel] = ()) -> None:
-        self._wrappers = wrappers
-        self.modules: dict[str, ModuleState] = {}
-        self.optimizers: dict[str, OptimizerState] = {}
-        self.objects: dict[str, Any] = {}
-        self.wrappers: list[Optimizer] = []
-        """Optimizers around others, whose attributes are kept as variables are."""
-        self._loose: set[int] = set()
-        self.views, self.used = gradients.BucketViews(), gradients.UsedGradients()
-
-    def add(self, name: str, obj: Any) -> None:
-        """Protect an object that has a state, under a new name."""
-        if isinstance(obj, nn.Module):
-            self.modules[name] = ModuleState(name, obj, self._wrappers)
-        elif isinstance(obj, Optimizer):
-            (optimizer,) = wrapped(obj)
-            self.optimizers[name] = OptimizerState(name, optimizer)
-            optimizer.register_step_pre_hook(lambda optimizer, *_: self.views.note(optimizer, self.ddps()))
-            if optimizer is not obj:
-                self.wrappers.append(obj)
-        else:
-            self.objects[name] = obj
-
-    def ddps(self) -> list[DistributedDataParallel]:
-        """Return the DDPs in and around the modules."""
-        return [ddp for module in self.modules.values() for ddp in module.replicated]
-
-    def parameters(self) -> dict[str, Tensor]:
-        """Return every parameter once, by name, however many modules and optimizers hold it."""
-        found: dict[str, Tensor] = {}
-        known: set[int] = set()
-        of_optimizers = (optimizer.parameters() for optimizer in self.optimizers.values())
-        for name, parameter in chain(self._of_modules(), *of_optimizers):
-            if id(parameter) in known:
-                continue
-            known.add(id(parameter))
-            if name in found:
-                raise ScriptError(
-                    f"two protected parameters have the name {name!r}.\nProtect their modules under different names."
-                )
-            found[name] = parameter
-        return found
-
-    def _of_modules(self) -> Iterator[tuple[str, Tensor]]:
-        return chain.from_iterable(module.parameters for module in self.modules.values())
-
-    def trained(self) -> set[int]:
-        """Return the identities of the parameters that optimizers hold."""
-        return {id(each) for optimizer in self.optimizers.values() for _, each in optimizer.parameters()}
-
-    def fingerprint(self, *, plain: bool) -> list[int]:
-        """Return numbers that stay equal while the tensors of `heavy()` are the same, in the same memory."""
-        found: list[int] = []
-        for module in self.modules.values():
-            found += module.fingerprint()
-        for optimizer in self.optimizers.values():
-            found += optimizer.fingerprint(plain=plain)
-        return found
-
-    def has_plain(self) -> bool:
-        """Return whether an optimizer keeps state that is not a tensor."""
-        return any(optimizer.has_plain() for optimizer in self.optimizers.values())
-
-    def heavy(self) -> Iterator[Tracked]:
-        """Yield the parameters and the optimizer state."""
-        parameters = self.parameters()
-        names = {id(parameter): name for name, parameter in parameters.items()}
-        for name, parameter in parameters.items():
-            yield Tracked(name, SlotRole.PARAMETER, parameter)
-        for optimizer in self.optimizers.values():
-            yield from (tracked for _, tracked in optimizer.tensors(names))
-
-    def buffer_values(self) -> list[Tensor]:
-        """Return the present buffers, in the order of `buffers()`."""
-        return [buffer for module in self.modules.values() for buffer in module.buffer_values()]
-
-    def buffers(self) -> Iterator[tuple[Tracked, nn.Module, str]]:
-        """Yield each buffer that is not None, with its owner and key."""
-        for module in self.modules.values():
-            yield from module.buffers()
-
-    def places(self) -> Iterator[tuple[str, nn.Module, str]]:
-        """Yield name, owner and key of each buffer, also of those that are None."""
-        for module in self.modules.values():
-            yield from module.places()
-
-    def refresh(self, *, final: bool) -> None:
-        """Take references again. With `final`, raises `ScriptError` for anything that a replacement would not create."""
-        for module in self.modules.values():
-            module.refresh(final=final)
-        loose = self.trained() - {id(parameter) for _, parameter in self._of_modules()}
-        if final and not loose <= self._loose:
-            raise ScriptError(
-                "protect(): an optimizer was given a parameter during training that belongs to no protected module, and that a "
-                "replacement would not create.\nCreate it in set-up, as part of a protected module."
-            )
-        self._loose = loose
-
-    def take(self, stepped: Collection[int] = ()) -> dict[str, Any]:
-        """Return copies of all small values except buffers, generator states and plain optimizer state.
-
-        `stepped` are the identities of the optimizers that have updated since the last call: gradients that they used up
-        are not state.
-        """
-        return {
-            "modules": {name: module.take() for name, module in self.modules.items()},
-            "optimizers": {name: optimizer.take() for name, optimizer in self.optimizers.items()},
-            "members": {name: optimizer.members() for name, optimizer in self.optimizers.items()},
-            "gradients": self.gradients(stepped),
-            "objects": {name: copied(obj.state_dict()) for name, obj in self.objects.items()},
-        }
-
-    def reset(self) -> None:
-        """Reset FSDP2 to its state before any forward, so that every rank gathers the same, in the same order.
-
-        A DDP without buckets forgets an interrupted reduction: it would decide its buckets from that, and a replacement would
-        not. Gradients may be lost. An interrupted step leaves unreduced ones, which would be added to the next step's. An
-        evaluation leaves gathered parameters, and forwards without a backward.
-        """
-        for module in self.modules.values():
-            module.reshard()
-            fsdp.reset(module.sharding)
-            for ddp in module.replicated:
-                if not compat_nn.has_buckets(ddp):
-                    compat_nn.forget_reduction(ddp)
-            for child in module.sharding:
-                fsdp.drop_gradients(child)
-
-    def has_untrained_module(self) -> bool:
-        """Return whether no optimizer trains some module: scripts write to one at any time, often through `.data`."""
-        trained = self.trained()
-        return any(
-            module.parameters and not any(id(parameter) in trained for _, parameter in module.parameters)
-            for module in self.modules.values()
-        )
-
-    def gradients(self, stepped: Collection[int]) -> list[gradients.Kept]:
-        """Return each gradient that is state; `stepped` as in `take`. Without optimizers, those of the modules may be."""
-        updated = [each for each in self.optimizers.values() if id(each.optimizer) in stepped]
-        self.used.note(parameter for optimizer in updated for _, parameter in optimizer.parameters())
-        idle = [optimizer.parameters() for optimizer in self.optimizers.values() if optimizer not in updated]
-        candidates = chain(*idle) if self.optimizers or stepped else self._of_modules()
-        found = {id(each): each for _, each in candidates if each not in self.used}
-        kept = self.views.take(found.values(), self.ddps()) if found else []
-        if not stepped:
-            for module in self.modules.values():
-                gradients.refuse_gathered(module.sharding)
-        return kept
-
-    def put(self, values: dict[str, Any]) -> None:
-        """Set what `take` returned, except gradients."""
-        for name, module in self.modules.items():
-            module.put(values["modules"][name])
-        for name, optimizer in self.optimizers.items():  # first: loading a scheduler sets rates of groups
-            optimizer.put_members(values["members"][name])
-        for name, obj in self.objects.items():
-            obj.load_state_dict(copied(values["objects"][name]))
-            if isinstance(obj, GradScaler):
-                compat_nn.forget_unscaled(obj)  # the interrupted step did not reach `update()`, which drops its notes
-        for name, optimizer in self.optimizers.items():  # last: loading a scheduler may set a rate
-            optimizer.put(values["optimizers"][name])
 
 
 def _first_difference(then: dict[str, str], now: dict[str, str]) -> str:
