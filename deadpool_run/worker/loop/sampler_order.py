@@ -5,16 +5,14 @@ The sampler draws at the same time and from the same generators as in a loop ove
 random state, which starts from the state that its first draw leaves.
 """
 
-import hashlib
-import random
-import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, get_worker_info
+from torch.utils.data import DataLoader
 
+from deadpool_run.worker.loop.worker_seeds import SeededCollate, SeededIndices
 from deadpool_run.worker.state.rng import RngStates, put_rng, take_rng
 
 
@@ -46,11 +44,12 @@ class SamplerOrder:
         """
         self._seed, self._skip = seed, skip
         attributes = vars(loader)  # torch forbids setting these; they are restored once the iterator is made
-        attributes[self._place] = self
+        collate = attributes["collate_fn"]
+        attributes |= {self._place: self, "collate_fn": collate if seed is None else SeededCollate(collate)}
         try:
             iterator = iter(loader)
         finally:
-            attributes[self._place] = self._inner
+            attributes |= {self._place: self._inner, "collate_fn": collate}
         if self._pass is not None:
             self._pass.catch_up()
         return iterator
@@ -80,7 +79,7 @@ class _Pass:
     def __next__(self) -> Any:
         self.catch_up()
         index = self._draw()
-        return index if self._seed is None else _Seeded(index, self._seed, self._number)
+        return index if self._seed is None else SeededIndices(index, self._seed, self._number)
 
     def catch_up(self) -> None:
         while self._number < self._skip:
@@ -97,32 +96,6 @@ class _Pass:
             index = next(self._inner)
             self._stream = take_rng()
         return index
-
-
-class _Seeded:
-    """Indices that, as a loader's worker unpickles them, seed the worker's generators.
-
-    So a worker's draws (random augmentation) depend on the epoch and the batch only, not on the worker or on its earlier
-    batches: a worker that starts in the middle of an epoch draws the same.
-    """
-
-    def __init__(self, index: Any, seed: bytes, number: int) -> None:
-        self._parts = index, seed, number
-
-    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
-        """Unpickle as the bare indices."""
-        return _seed_worker, self._parts
-
-
-def _seed_worker(index: Any, seed: bytes, number: int) -> Any:
-    if get_worker_info() is not None:
-        drawn = hashlib.blake2b(seed + number.to_bytes(8, "little"), digest_size=16).digest()
-        torch.manual_seed(int.from_bytes(drawn[:7], "little"))
-        random.seed(drawn)
-        numpy = sys.modules.get("numpy.random")
-        if numpy is not None:
-            numpy.seed(list(drawn))
-    return index
 
 
 def samplers(loader: Any) -> list[Any]:

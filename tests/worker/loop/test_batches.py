@@ -1,17 +1,21 @@
 """A loader that is put back gives exactly the batches that are left, from the same generators, and loads no others."""
 
 import itertools
+import os
 import random
 import sys
+import types
 from multiprocessing.queues import Queue
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from deadpool_run.errors import ScriptError
+from deadpool_run.worker.loop import worker_seeds
 from deadpool_run.worker.loop.batches import Batches
 from deadpool_run.worker.state.rng import put_rng, take_rng
 
@@ -59,6 +63,32 @@ def persistent(dataset):
     return DataLoader(dataset, BATCH, shuffle=True, num_workers=1, persistent_workers=True, generator=generator)
 
 
+class Augmented(Counted):
+    """A dataset with generators of its own, as in a transform."""
+
+    def __init__(self):
+        super().__init__()
+        self.transforms = [{"flip": random.Random(1)}, np.random.default_rng(2), np.random.RandomState(3)]
+        self.transforms.append(types.SimpleNamespace(generator=torch.Generator().manual_seed(4)))
+
+    def __getitem__(self, index):
+        first, second, third, last = self.transforms
+        drawn = (
+            first["flip"].random() + second.random() + third.rand() + float(torch.rand((), generator=last.generator))
+        )
+        return int(index), drawn
+
+
+class Masked:
+    """A `collate_fn` that draws."""
+
+    def __init__(self):
+        self.random = random.Random(5)
+
+    def __call__(self, items):
+        return torch.tensor([drawn + self.random.random() for _, drawn in items])
+
+
 LOADERS = {
     "sequential": lambda dataset: DataLoader(dataset, BATCH),
     "shuffled": lambda dataset: DataLoader(dataset, BATCH, shuffle=True),
@@ -74,6 +104,9 @@ LOADERS = {
     "a sampler that draws as it goes": lambda dataset: DataLoader(dataset, BATCH, sampler=items_data.Drawing()),
     "workers": lambda dataset: DataLoader(dataset, BATCH, shuffle=True, num_workers=2),
     "persistent workers": persistent,
+    "workers with generators of their own": lambda _: DataLoader(
+        Augmented(), BATCH, shuffle=True, num_workers=2, collate_fn=Masked()
+    ),
     "stateful": lambda _dataset: items_data.Stateful(1),
 }
 
@@ -188,3 +221,31 @@ def test_of_what_workers_draw_and_their_loader_does_not_keep_is_warned():
 def test_an_empty_loader_is_refused():
     with pytest.raises(ScriptError, match="no batch"):
         Batches([], replay=True).take()
+
+
+class Lazy(Counted):
+    """Makes its generator with the first item."""
+
+    random = None
+
+    def __getitem__(self, index):
+        self.random = self.random or random.Random(1)
+        return self.random.random()
+
+
+def test_a_generator_that_a_worker_makes_is_warned_of(capfd, monkeypatch):
+    # pytest records warnings, also in a worker, where nobody reads them.
+    monkeypatch.setattr(worker_seeds, "warn", lambda text: os.write(2, text.encode()))
+    batches = Batches(DataLoader(Lazy(), BATCH, num_workers=1))
+    for _ in range(PER_EPOCH):
+        batches.take()
+    del batches
+    assert capfd.readouterr().err.count("the dataset makes a generator of random numbers while a worker loads") == 1
+
+
+def test_generators_are_found_in_a_fixed_order():
+    dataset = Augmented()
+    dataset.secret, dataset.itself = random.SystemRandom(), dataset
+    kinds = [type(each).__name__ for each in worker_seeds._generators_in(dataset)]
+    assert sorted(kinds) == ["Generator", "Generator", "Random", "RandomState"]
+    assert [type(each).__name__ for each in worker_seeds._generators_in(Augmented())] == kinds

@@ -1,0 +1,147 @@
+"""Seeds of random numbers in a loader's workers, for each batch.
+
+So a worker's draws (random augmentation) depend on the epoch and the batch only, not on the worker or on its earlier batches: a worker
+that starts in the middle of an epoch draws the same. This holds for the global generators, and for those in attributes of the
+dataset and of `collate_fn`.
+"""
+
+import hashlib
+import random
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import get_worker_info
+
+from deadpool_run.worker.verify.script_names import warn
+
+_MOST_OBJECTS = 4096
+_MOST_PARTS = 256
+_BYTES = 16
+
+_present: "_Seeds | None" = None
+"""The seeds of the batch that this worker process loads."""
+_found: dict[str, list[Any]] = {}
+"""The generators of the dataset and of `collate_fn`. They are looked for again in batches whose count is a power of two."""
+_count = 0
+_warned: set[str] = set()
+
+
+class SeededIndices:
+    """Indices that, as a loader's worker unpickles them, seed the worker's generators."""
+
+    def __init__(self, index: Any, seed: bytes, number: int) -> None:
+        self._parts = index, seed, number
+
+    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
+        """Unpickle as the bare indices."""
+        return _seed_worker, self._parts
+
+
+class SeededCollate:
+    """A loader's `collate_fn` whose own generators, too, are seeded for each batch in a worker."""
+
+    def __init__(self, collate: Callable[[Any], Any]) -> None:
+        self._collate = collate
+
+    def __call__(self, items: Any) -> Any:
+        """Collate the items of a batch."""
+        if _present is None:
+            return self._collate(items)
+        _present.apply("collate_fn", self._collate)
+        batch = self._collate(items)
+        _present.check("collate_fn", self._collate)
+        if (info := get_worker_info()) is not None:
+            _present.check("dataset", info.dataset)
+        return batch
+
+
+class _Seeds:
+    """The seeds of one batch."""
+
+    def __init__(self, seed: bytes, number: int) -> None:
+        self._seed = seed + number.to_bytes(8, "little")
+        self._looks = _count & (_count - 1) == 0
+
+    def apply(self, what: str, root: Any) -> None:
+        """Seed the generators in an object, in the order in which they are found."""
+        if self._looks:
+            _found[what] = list(_generators_in(root))
+        for place, generator in enumerate(_found[what]):
+            _seed(generator, self.drawn(f"{what} {place}".encode()))
+
+    def check(self, what: str, root: Any) -> None:
+        """Warn of a generator that was made while the batch was loaded: its first draws were not seeded."""
+        if not self._looks or what in _warned:
+            return
+        known = {id(each) for each in _found[what]}
+        if any(id(each) not in known for each in _generators_in(root)):
+            _warned.add(what)
+            warn(
+                f"batches(): the {what} makes a generator of random numbers while a worker loads a batch, so that the worker draws "
+                "other numbers after a repair.\nMake it in __init__, or derive the seed from the sample's index and the epoch."
+            )
+
+    def drawn(self, salt: bytes = b"") -> bytes:
+        """Return random bytes for one generator."""
+        return hashlib.blake2b(self._seed + salt, digest_size=_BYTES).digest()
+
+
+def _seed_worker(index: Any, seed: bytes, number: int) -> Any:
+    global _present, _count  # noqa: PLW0603 - of this process
+    if (info := get_worker_info()) is not None:
+        _count += 1
+        _present = _Seeds(seed, number)
+        drawn = _present.drawn()
+        torch.manual_seed(int.from_bytes(drawn[:7], "little"))
+        random.seed(drawn)
+        numpy = sys.modules.get("numpy.random")
+        if numpy is not None:
+            numpy.seed(list(drawn))
+        _present.apply("dataset", info.dataset)
+    return index
+
+
+def _seed(generator: Any, drawn: bytes) -> None:
+    if isinstance(generator, random.Random):
+        generator.seed(drawn)
+    elif isinstance(generator, torch.Generator):
+        generator.manual_seed(int.from_bytes(drawn[:7], "little"))
+    elif hasattr(generator, "bit_generator"):
+        bits = generator.bit_generator
+        bits.state = type(bits)(int.from_bytes(drawn, "little")).state
+    else:
+        generator.seed(list(drawn))
+
+
+def _generators_in(root: Any) -> Iterator[Any]:
+    """Yield the generators in attributes of an object, of those inside it, and in their lists, tuples and dicts, in a fixed order."""
+    numpy = sys.modules.get("numpy.random")
+    kinds: tuple[Any, ...] = (random.Random, torch.Generator)
+    if numpy is not None:
+        kinds += (numpy.Generator, numpy.RandomState)
+    seen: set[int] = set()
+    waiting = [root]
+    while waiting and len(seen) < _MOST_OBJECTS:
+        each = waiting.pop()
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        kind = type(each)
+        if issubclass(kind, kinds):
+            if kind is not random.SystemRandom:
+                yield each
+        elif kind in (list, tuple):
+            waiting += each[:_MOST_PARTS]
+        elif kind is dict:
+            waiting += list(each.values())[:_MOST_PARTS]
+        elif hasattr(kind, "__dict__") and not issubclass(kind, (type, torch.Tensor)):
+            waiting += _attributes(each)
+
+
+def _attributes(value: Any) -> list[Any]:
+    try:
+        return list(object.__getattribute__(value, "__dict__").values())
+    except AttributeError:
+        return []
