@@ -8,7 +8,8 @@ dataset and of `collate_fn`.
 import hashlib
 import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -18,12 +19,13 @@ from deadpool_run.worker.verify.script_names import warn
 
 _MOST_OBJECTS = 4096
 _MOST_PARTS = 256
+_MOST_NAMES = 5
 _BYTES = 16
 
 _present: "_Seeds | None" = None
 """The seeds of the batch that this worker process loads."""
-_found: dict[str, list[Any]] = {}
-"""The generators of the dataset and of `collate_fn`. They are looked for again in batches whose count is a power of two."""
+_found: dict[str, "Found"] = {}
+"""What is in the dataset and in `collate_fn`. It is looked for again in batches whose count is a power of two."""
 _count = 0
 _warned: set[str] = set()
 
@@ -67,20 +69,27 @@ class _Seeds:
     def apply(self, what: str, root: Any) -> None:
         """Seed the generators in an object, in the order in which they are found."""
         if self._looks:
-            _found[what] = list(_generators_in(root))
-        for place, generator in enumerate(_found[what]):
+            _found[what] = search(root)
+        for place, generator in enumerate(_found[what].generators):
             _seed(generator, self.drawn(f"{what} {place}".encode()))
 
     def check(self, what: str, root: Any) -> None:
-        """Warn of a generator that was made while the batch was loaded: its first draws were not seeded."""
+        """Warn of generators and numbers that are not as before the batch was loaded."""
         if not self._looks or what in _warned:
             return
-        known = {id(each) for each in _found[what]}
-        if any(id(each) not in known for each in _generators_in(root)):
+        before, now = _found[what], search(root)
+        known = {id(each) for each in before.generators}
+        if any(id(each) not in known for each in now.generators):
             _warned.add(what)
             warn(
                 f"batches(): the {what} makes a generator of random numbers while a worker loads a batch, so that the worker draws "
                 "other numbers after a repair.\nMake it in __init__, or derive the seed from the sample's index and the epoch."
+            )
+        elif changed := [name for name, value in now.numbers.items() if before.numbers.get(name, value) != value]:
+            _warned.add(what)
+            warn(
+                f"batches(): the {what} changes {', '.join(changed[:_MOST_NAMES])} while a worker loads a batch. After a repair another "
+                "worker starts with the value of set-up.\nIf batches depend on it, derive it from the sample's index and the epoch."
             )
 
     def drawn(self, salt: bytes = b"") -> bytes:
@@ -115,12 +124,23 @@ def _seed(generator: Any, drawn: bytes) -> None:
         generator.seed(list(drawn))
 
 
-def _generators_in(root: Any) -> Iterator[Any]:
-    """Yield the generators in attributes of an object, of those inside it, and in their lists, tuples and dicts, in a fixed order."""
+@dataclass(slots=True)
+class Found:
+    """What a search has found in an object and in those inside it."""
+
+    generators: list[Any] = field(default_factory=list)
+    """In a fixed order."""
+    numbers: dict[str, int | float] = field(default_factory=dict)
+    """Numbers in attributes, by class and name; the last one of several."""
+
+
+def search(root: Any) -> Found:
+    """Search the attributes of an object, of those inside it, and their lists, tuples and dicts."""
     numpy = sys.modules.get("numpy.random")
     kinds: tuple[Any, ...] = (random.Random, torch.Generator)
     if numpy is not None:
         kinds += (numpy.Generator, numpy.RandomState)
+    found = Found()
     seen: set[int] = set()
     waiting = [root]
     while waiting and len(seen) < _MOST_OBJECTS:
@@ -131,17 +151,25 @@ def _generators_in(root: Any) -> Iterator[Any]:
         kind = type(each)
         if issubclass(kind, kinds):
             if kind is not random.SystemRandom:
-                yield each
+                found.generators.append(each)
         elif kind in (list, tuple):
             waiting += each[:_MOST_PARTS]
         elif kind is dict:
             waiting += list(each.values())[:_MOST_PARTS]
         elif hasattr(kind, "__dict__") and not issubclass(kind, (type, torch.Tensor)):
-            waiting += _attributes(each)
+            attributes = _attributes(each)
+            waiting += attributes.values()
+            found.numbers |= {
+                f"{kind.__qualname__}.{name}": value
+                for name, value in attributes.items()
+                if type(value) in (int, float)
+            }
+    return found
 
 
-def _attributes(value: Any) -> list[Any]:
+def _attributes(value: Any) -> dict[str, Any]:
     try:
-        return list(object.__getattribute__(value, "__dict__").values())
+        found: dict[str, Any] = object.__getattribute__(value, "__dict__")
     except AttributeError:
-        return []
+        return {}
+    return dict(found)

@@ -233,19 +233,38 @@ class Lazy(Counted):
         return self.random.random()
 
 
-def test_a_generator_that_a_worker_makes_is_warned_of(capfd, monkeypatch):
+class Seen(Counted):
+    """Counts what it loads."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __getitem__(self, index):
+        self.count += 1
+        return self.count
+
+
+@pytest.mark.parametrize(
+    ("dataset", "text"),
+    [
+        (Lazy, "the dataset makes a generator of random numbers while a worker loads"),
+        (Seen, "the dataset changes Seen.count while a worker loads"),
+    ],
+)
+def test_what_a_worker_changes_is_warned_of(dataset, text, capfd, monkeypatch):
     # pytest records warnings, also in a worker, where nobody reads them.
     monkeypatch.setattr(worker_seeds, "warn", lambda text: os.write(2, text.encode()))
-    batches = Batches(DataLoader(Lazy(), BATCH, num_workers=1))
+    batches = Batches(DataLoader(dataset(), BATCH, num_workers=1))
     for _ in range(PER_EPOCH):
         batches.take()
     del batches
-    assert capfd.readouterr().err.count("the dataset makes a generator of random numbers while a worker loads") == 1
+    assert capfd.readouterr().err.count(text) == 1
 
 
 def test_generators_are_found_in_a_fixed_order():
     dataset = Augmented()
     dataset.secret, dataset.itself = random.SystemRandom(), dataset
-    kinds = [type(each).__name__ for each in worker_seeds._generators_in(dataset)]
+    kinds = [type(each).__name__ for each in worker_seeds.search(dataset).generators]
     assert sorted(kinds) == ["Generator", "Generator", "Random", "RandomState"]
-    assert [type(each).__name__ for each in worker_seeds._generators_in(Augmented())] == kinds
+    assert [type(each).__name__ for each in worker_seeds.search(Augmented()).generators] == kinds
