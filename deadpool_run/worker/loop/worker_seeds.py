@@ -25,7 +25,7 @@ _BYTES = 16
 _present: "_Seeds | None" = None
 """The seeds of the batch that this worker process loads."""
 _found: dict[str, "Found"] = {}
-"""What is in the dataset and in `collate_fn`. It is looked for again in batches whose count is a power of two."""
+"""The generators and numbers of the dataset and of `collate_fn`, searched again in batches whose count is a power of two."""
 _count = 0
 _warned: set[str] = set()
 
@@ -126,7 +126,7 @@ def _seed(generator: Any, drawn: bytes) -> None:
 
 @dataclass(slots=True)
 class Found:
-    """What a search has found in an object and in those inside it."""
+    """The result of a search."""
 
     generators: list[Any] = field(default_factory=list)
     """In a fixed order."""
