@@ -10,7 +10,7 @@ from typing import Any
 LOOPS = Path(__file__).parent.parent / "loops" / "scripts"
 ITEMS = [
     name
-    for module in ("items_steps", "items_models", "items_optimizers", "items_data")
+    for module in ("items_steps", "items_models", "items_optimizers", "items_data", "items_variables")
     for name in findall(r'^@item\("(.+)"\)$', (LOOPS / f"{module}.py").read_text(encoding="utf-8"), flags=8)
     if "compile" not in name  # a replacement takes minutes
 ]
@@ -34,6 +34,8 @@ OPTIMIZERS = (
 SCHEDULERS = ("step", "one-cycle", "cosine", "lambda", "sequential")
 BETWEEN = ("evaluate", "metric", "gather", "objects", "broadcast", "barrier", "subgroup", "async", "plateau", "print")
 """Actions of a script between steps. Most of them run collectives."""
+CARRIERS = ("module", "library", "alias", "identity")
+"""Places where a script carries state from step to step: see `carriers.py`."""
 BREACHES = {
     "unprotected-optimizer": "optimizer",
     "unprotected-scheduler": "scheduler",
@@ -131,6 +133,7 @@ def draw(seed: int) -> Job:
         loop: dict[str, Any] = {"item": dice.choice(ITEMS)}
     else:
         loop = _composed(dice, ranks)
+        loop |= _carried(random.Random(f"carried {seed}"), loop)  # so that older seeds keep the rest of their jobs
         if loop["wrap"] in ("hsdp", "tp") and ranks == 3:  # their meshes have two dimensions
             ranks = 4
     steps = dice.randint(8, 14)
@@ -210,6 +213,16 @@ def _composed(dice: random.Random, ranks: int) -> dict[str, Any]:
     if dice.random() < 0.15:
         _break(dice, loop, ranks)
     return loop
+
+
+def _carried(dice: random.Random, loop: dict[str, Any]) -> dict[str, Any]:
+    if loop.get("breach"):
+        return {}
+    return {
+        "carries": dice.sample(CARRIERS, dice.choice((0, 0, 1, 2))),
+        "carries_from": dice.choice((0, 2, 4)),
+        "rolls_back": loop["wrap"] in ("ddp", "plain") and not loop.get("zero_redundancy") and dice.random() < 0.2,
+    }
 
 
 def _block(dice: random.Random, *, whole: bool) -> str:

@@ -59,7 +59,8 @@ class _Plain:
 
 def has_only_values(value: Any, is_known: Callable[[object], bool]) -> bool:
     """Return whether an object, and those inside it, have only values and references. `is_known`: an object is kept by itself."""
-    return _is_plain(type(value)) and _Search(is_known).is_value(value)
+    is_left_alone = isinstance(value, (*_REFERENCES, *_BESIDE))
+    return _is_plain(type(value)) and not is_left_alone and _Search(is_known).is_value(value)
 
 
 def _is_plain(kind: type) -> bool:

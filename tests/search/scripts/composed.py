@@ -7,6 +7,7 @@ import random
 import numpy as np
 import torch
 import torch.distributed as dist
+from carriers import Carriers
 from kit_loops import BATCH, Block, Loop, seeded
 from parts import OPTIMIZERS, SCHEDULERS, Counts, Reader, Shadow, Spread, keyed, local
 from torch import nn
@@ -31,7 +32,8 @@ class Composed:
         self._make_optimizers()
         self._make_companions()
         self._make_data()
-        self.carried = self.late = None
+        self.carriers = Carriers(spec.get("carries", ()))
+        self.carried = self.late = self.best = None
         self.running = 1.0
         self.pairs = [dist.new_group([first, (first + 1) % self.size]) for first in range(0, self.size, 2)]
 
@@ -164,6 +166,7 @@ class Composed:
             return
         if self.breach != "stepped-in-backward":
             self.spread.reduce()
+            self.carry(index)
             self.update()
         if spec["zero"] == "after":
             self.zero()
@@ -171,7 +174,26 @@ class Composed:
             self.scheduler.step()
         if self.average is not None and spec["average"] == "inside":
             self.average()
+        if spec.get("rolls_back"):
+            self.roll_back(index)
         self.break_after(loss.detach())
+
+    def carry(self, index):
+        value = self.carriers.value(index, list(self.model.parameters()))
+        if index >= self.spec.get("carries_from", 0):
+            for parameter in self.model.parameters():
+                if parameter.grad is not None:
+                    parameter.grad.mul_(1 + 0.01 * value)
+
+    def roll_back(self, index):
+        """Keep the state at some steps, and go back to it at others. An optimizer takes over the tensors that it is given."""
+        if index in (1, 6):
+            states = self.model.state_dict(), [optimizer.state_dict() for optimizer in self.optimizers]
+            self.best = copy.deepcopy(states)
+        elif index % 3 == 2 and self.best is not None:
+            self.model.load_state_dict(self.best[0])
+            for optimizer, state in zip(self.optimizers, self.best[1], strict=True):
+                optimizer.load_state_dict(state)
 
     def break_before(self, index):
         if self.breach == "data-write":

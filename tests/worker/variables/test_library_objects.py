@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, SequentialSampler, TensorDataset
 
 from deadpool_run.worker.variables.variables import Variables
 
@@ -209,3 +210,23 @@ def test_objects_that_training_does_not_change_are_not_named():
     seen.add()
     variables.put(taken)
     assert variables.left_alone == []
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: DataLoader(TensorDataset(torch.ones(4)), 2, shuffle=True),
+        lambda: TensorDataset(torch.ones(4)),
+        lambda: SequentialSampler([1, 2]),
+        lambda: logging.getLogger("left alone"),
+    ],
+    ids=["loader", "dataset", "sampler", "logger"],
+)
+def test_loaders_datasets_and_loggers_are_left_alone(make):
+    variables, other = Variables(), make()
+    variables.begin()
+    taken = variables.take()
+    other.mark = 1
+    variables.put(taken)
+    assert other.mark == 1
+    assert not variables.keeps(other)

@@ -1,0 +1,66 @@
+"""State that a script carries from step to step, each kind in another place. Its value has an effect only some steps later."""
+
+import collections
+import threading
+
+
+class Meter:
+    """A meter of a library."""
+
+    def __init__(self):
+        self.count, self.total = 0, 0.0
+
+    def add(self, value):
+        self.count, self.total = self.count + 1, self.total + value
+        return self.total / self.count
+
+
+class Meters:
+    """A table of meters of a library, with a lock."""
+
+    def __init__(self):
+        self.lock, self.by_name, self.last = threading.Lock(), {"a": Meter(), "b": Meter()}, collections.deque(maxlen=3)
+
+    def add(self, value):
+        with self.lock:
+            self.last.append(value)
+            return self.by_name["ab"[value % 2]].add(value) + sum(self.last)
+
+
+Meter.__module__ = Meters.__module__ = "of.a.library"
+
+
+class Carriers:
+    """The carriers of one loop, by name."""
+
+    def __init__(self, names):
+        self.names = names
+        self.meters, self.history, self.best, self.mean = Meters(), [{"n": 0}], None, None
+        self.identities = {}
+
+    def value(self, index, parameters):
+        """Return a number that depends on all earlier calls."""
+        return sum(getattr(self, f"_{name}")(index, parameters) for name in self.names)
+
+    def _module(self, index, _parameters):
+        if index < 3:
+            return 0.0
+        import evaluation  # noqa: PLC0415 - as scripts do
+
+        self.mean = self.mean or evaluation.Mean()
+        return evaluation.counted() + self.mean.add(index)
+
+    def _library(self, index, _parameters):
+        return self.meters.add(index)
+
+    def _alias(self, index, _parameters):
+        self.history.append({"n": index})
+        if index % 4 == 1 or self.best is None:
+            self.best = self.history[-1]
+        self.best["n"] += 1
+        return sum(each["n"] for each in self.history[-6:])
+
+    def _identity(self, _index, parameters):
+        for parameter in parameters:
+            self.identities[id(parameter)] = self.identities.get(id(parameter), 0) + 1
+        return max(self.identities.values())
