@@ -40,6 +40,7 @@ def test_a_group_that_a_replacement_does_not_create(cluster):
     job.check_nothing_left()
 
 
+@pytest.mark.slow
 def test_a_replacement_names_what_snapshots_do_not_keep(cluster, reference):
     """The job goes on: only the user knows whether the weights depend on it."""
     job = cluster("--layout", "ddp", "--steps", "12", "--die", "rank=2,step=8,at=forward", script="with_bar.py")

@@ -24,7 +24,7 @@ _BYTES = 16
 
 _present: "_Seeds | None" = None
 """The seeds of the batch that this worker process loads."""
-_found: dict[str, "Found"] = {}
+_found: dict[str, "SearchResult"] = {}
 """The generators and numbers of the dataset and of `collate_fn`, searched again in batches whose count is a power of two."""
 _count = 0
 _warned: set[str] = set()
@@ -125,7 +125,7 @@ def _seed(generator: Any, drawn: bytes) -> None:
 
 
 @dataclass(slots=True)
-class Found:
+class SearchResult:
     """The result of a search."""
 
     generators: list[Any] = field(default_factory=list)
@@ -134,13 +134,13 @@ class Found:
     """Numbers in attributes, by class and name; the last one of several."""
 
 
-def search(root: Any) -> Found:
+def search(root: Any) -> SearchResult:
     """Search the attributes of an object, of those inside it, and their lists, tuples and dicts."""
     numpy = sys.modules.get("numpy.random")
     kinds: tuple[Any, ...] = (random.Random, torch.Generator)
     if numpy is not None:
         kinds += (numpy.Generator, numpy.RandomState)
-    found = Found()
+    found = SearchResult()
     seen: set[int] = set()
     waiting = [root]
     while waiting and len(seen) < _MOST_OBJECTS:
