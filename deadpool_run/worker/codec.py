@@ -47,6 +47,15 @@ def attributes_of(value: Any) -> dict[str, Any]:
     return {name: each for part in parts for name, each in (part or {}).items()}
 
 
+def table_of(value: Any) -> dict[str, Any]:
+    """Return the table of an object's attributes, without those in slots. No code of its class is run, not even a proxy's."""
+    try:
+        found: dict[str, Any] = object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        return {}
+    return found
+
+
 def tensors_in(tree: Any) -> Iterator[Tensor]:
     """Yield the tensors of nested dicts, lists and tuples."""
     if isinstance(tree, Tensor):

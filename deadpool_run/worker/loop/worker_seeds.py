@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch.utils.data import get_worker_info
 
+from deadpool_run.worker.codec import table_of
 from deadpool_run.worker.verify.script_names import warn
 
 _MOST_OBJECTS = 4096
@@ -157,7 +158,7 @@ def search(root: Any) -> SearchResult:
         elif kind is dict:
             waiting += list(each.values())[:_MOST_PARTS]
         elif hasattr(kind, "__dict__") and not issubclass(kind, (type, torch.Tensor)):
-            attributes = _attributes(each)
+            attributes = table_of(each)
             waiting += attributes.values()
             found.numbers |= {
                 f"{kind.__qualname__}.{name}": value
@@ -165,11 +166,3 @@ def search(root: Any) -> SearchResult:
                 if type(value) in (int, float)
             }
     return found
-
-
-def _attributes(value: Any) -> dict[str, Any]:
-    try:
-        found: dict[str, Any] = object.__getattribute__(value, "__dict__")
-    except AttributeError:
-        return {}
-    return dict(found)

@@ -1,11 +1,11 @@
 """Checks of objects that a script protects: unsupported state is an error there, not at a recovery."""
 
-import sys
 from collections.abc import Collection, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
@@ -45,10 +45,7 @@ def check_new(name: str, obj: object, names: Collection[str]) -> None:
 
 
 def _is_of_fsdp1(obj: object) -> bool:
-    fsdp = sys.modules.get("torch.distributed.fsdp")
-    if fsdp is None or not isinstance(obj, nn.Module):
-        return False
-    return any(isinstance(each, fsdp.FullyShardedDataParallel) for each in obj.modules())
+    return isinstance(obj, nn.Module) and any(isinstance(each, FullyShardedDataParallel) for each in obj.modules())
 
 
 def check_module(state: ModuleState) -> None:

@@ -24,8 +24,6 @@ from deadpool_run.worker.state.modules import ModuleState
 from deadpool_run.worker.state.optimizers import OptimizerState, Tracked, wrapped
 from deadpool_run.worker.state.state_tensors import StateTensors
 
-_EXTRA = nn.Module.get_extra_state
-
 
 class Protected:
     """The protected objects by name."""

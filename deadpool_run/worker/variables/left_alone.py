@@ -12,6 +12,7 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
+from deadpool_run.worker.codec import table_of
 from deadpool_run.worker.variables.values.functions import CODE
 
 _MOST_PARTS = 256
@@ -22,23 +23,16 @@ _WELL_KNOWN = frozenset({*sys.stdlib_module_names, "torch", "numpy", __name__.pa
 """Packages whose objects are looked after elsewhere, or refused when a step depends on them: iterators, loaders, queues."""
 
 
-def progress_of(value: Any) -> str:
+def digest_of(value: Any) -> str:
     """Return a digest of the numbers and strings directly in an object, and of the sizes of its containers; empty for code and models."""
     kind = type(value)  # a proxy would run code if asked for more
     if issubclass(kind, _OTHER) or kind.__module__.partition(".")[0] in _WELL_KNOWN:
         return ""
-    found = {name: _shape(each) for name, each in _attributes(value)[:_MOST_PARTS]}
+    found = {name: _shape(each) for name, each in list(table_of(value).items())[:_MOST_PARTS]}
     if issubclass(kind, dict):
         found |= {f"[{key!r}]": _shape(each) for key, each in list(dict.items(value))[:_MOST_PARTS] if type(key) is str}
     found["len"] = _shape(value)
     return hashlib.blake2b(repr(sorted(found.items())).encode(errors="replace"), digest_size=8).hexdigest()
-
-
-def _attributes(value: Any) -> list[tuple[str, Any]]:
-    try:
-        return list(object.__getattribute__(value, "__dict__").items())
-    except AttributeError:
-        return []
 
 
 def _shape(value: Any) -> Any:

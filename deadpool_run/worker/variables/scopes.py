@@ -226,8 +226,8 @@ class Scopes:
             self._search(name, vars(value).items())
 
     def _has_attributes(self, value: Any) -> bool:
-        is_like_own = has_only_values(value, self.is_scope) or is_wrapper_of_optimizer(value)
-        return is_own(type(value), self.modules) or is_like_own
+        is_simple = is_own(type(value), self.modules) or is_wrapper_of_optimizer(value)
+        return is_simple or has_only_values(value, self.is_scope)  # last, because it searches
 
     def _is_plain(self, value: dict[str, Any]) -> bool:
         try:
