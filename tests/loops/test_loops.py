@@ -87,9 +87,12 @@ def test_survivors_re_enter_after_a_loss_in_the_step_in_which_ddp_decides_its_bu
         cluster.close()
 
 
-@pytest.mark.parametrize("place", ["at=optimizer,n=2", "at=optimizer,n=3"])
+@pytest.mark.parametrize("place", ["at=forward,n=6", "at=backward,n=6"])
 def test_survivors_re_enter_after_a_loss_in_a_step_with_several_updates_that_decides_buckets(place, tmp_path):
-    """DDP decides its buckets in the second of three forwards. No replacement rehearses that step."""
+    """DDP decides its buckets in the second of three forwards. No replacement rehearses that step.
+
+    The loss is after the second backward, whose reductions need all ranks, so every DDP has decided them by then.
+    """
     item = "several updates in each step (PPO), after three steps without any"
     reference = unfailed(tmp_path / "reference", item)
     cluster = job(tmp_path / "killed", item, "--die", f"rank=1,step=3,{place}")
