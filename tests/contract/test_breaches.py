@@ -10,6 +10,7 @@ SCRIPT = Path(__file__).parent / "scripts" / "breaches.py"
 NAMES = findall(r'^@breach\("(.+)"\)$', SCRIPT.read_text(encoding="utf-8"), flags=8)
 REFUSED = 94
 CARRIED = "is carried from step to step, and snapshots do not keep it: it is larger than 64 MiB"
+CHANGED = "which the step changes and no snapshot holds"
 SAID = {
     "nothing is protected": "the optimizer 'optimizer' (Adam) updated weights in step 0, but is not protected",
     "the optimizer is not protected": "job.protect(optimizer=optimizer)",
@@ -26,6 +27,9 @@ SAID = {
     "losses of several steps are summed, for one backward": "a backward goes through the graph of an earlier step",
     "enumerate() counts the steps, for later": "number was 1 in the first run and 2 in the second",
     "a tensor is trained by hand, and not protected": "the tensor 'scale' of shape (8,)",
+    "a count that a generator keeps sets the learning rate": f"counts (generator), {CHANGED}",
+    "the step is drawn by a generator function": f"inputs (generator), {CHANGED}",
+    "an average of a library, beside a file, scales the loss": f"meter (Meter), {CHANGED}",
     "a collective is waited for in the next step": "allreduce: this collective was issued in an earlier step",
 }
 """A part of each refusal. The trial of the first updating step after step 0 finds all other breaches."""

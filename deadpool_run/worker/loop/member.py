@@ -206,9 +206,12 @@ class LoopMember(RepairParticipant):
             updated = any_rank(self._updates.begun or not self._optimizers)
         if self.registry.step_failed:
             return False
-        if is_proof and (why := self.trial.verdict(step, self.snapshots.observe(), self.snapshots.variables.counts())):
+        variables = self.snapshots.variables
+        if is_proof and (
+            why := self.trial.verdict(step, self.snapshots.observe(), variables.counts(), variables.left_out)
+        ):
             self.refuse(why)
-        self.snapshots.variables.put_back()
+        variables.put_back()
         self.trial.conclude(updated=updated and is_proof)
         return True
 
@@ -296,7 +299,7 @@ class LoopMember(RepairParticipant):
             self.trial.conclude(updated=False)
             return False
         self.snapshots.look()
-        self.trial.begin(self.snapshots.variables.counts())
+        self.trial.begin(self.snapshots.variables.counts(), self.snapshots.variables.left_out())
         rehearsal_output.install()
         return True
 

@@ -10,6 +10,7 @@ in another order afterwards, so the trial waits for that decision. A step that u
 accumulated over steps, proves nothing: the next one is tried, too.
 """
 
+from collections.abc import Callable
 from enum import Enum
 
 import torch
@@ -18,6 +19,10 @@ from deadpool_run.text import shortened
 
 _TRIED_STEPS = 64
 """Up to this many steps without an update are tried. Longer accumulation would double the time of too many steps."""
+_CARRIED = (
+    "state from one step to the next that no snapshot holds, such as the position of an iterator, a prefetched batch, an "
+    "average of the weights or an attribute of a module"
+)
 
 
 class Trial:
@@ -36,6 +41,7 @@ class Trial:
         self._observed: dict[str, int] = {}
         self._before: dict[str, int] = {}
         self._counts: dict[str, int] = {}
+        self._left_out: dict[str, str] = {}
         self._tried = 0
 
     @property
@@ -43,10 +49,10 @@ class Trial:
         """Whether the running step is the trial's first run."""
         return self.stage is Trial.Stage.RUNNING
 
-    def begin(self, counts: dict[str, int]) -> None:
-        """Begin the first run, with these whole numbers in variables."""
+    def begin(self, counts: dict[str, int], left_out: dict[str, str]) -> None:
+        """Begin the first run, with these whole numbers in variables, and digests of what snapshots do not keep."""
         self.stage = Trial.Stage.RUNNING
-        self._before = counts
+        self._before, self._left_out = counts, left_out
 
     def observe(self, digests: dict[str, int], counts: dict[str, int]) -> None:
         """Keep the digests of the first run, by tensor, and the whole numbers in variables."""
@@ -66,7 +72,9 @@ class Trial:
         self._tried += 1
         self.stage = Trial.Stage.OVER if updated or self._tried >= _TRIED_STEPS else Trial.Stage.DUE
 
-    def verdict(self, step: int, digests: dict[str, int], counts: dict[str, int]) -> str:
+    def verdict(
+        self, step: int, digests: dict[str, int], counts: dict[str, int], left_out: Callable[[], dict[str, str]]
+    ) -> str:
         """Compare the second run with the first; return an error message, empty if they are equal.
 
         A number that grows by one in each run counts the runs: it comes from an iterator, say, and may have an effect later.
@@ -88,14 +96,21 @@ class Trial:
         different = [name for name in names if observed.get(name) != digests.get(name)]
         if not different:
             return ""
-        deterministic = torch.are_deterministic_algorithms_enabled()
-        advice = "" if deterministic else ": call torch.use_deterministic_algorithms(True)"
         return (
             f"step {step} was run twice from the same state and gave different results: "
             f"{shortened(different)} of {len(names)} differ. After a loss the interrupted step is "
-            "run again, and would change the weights.\n"
-            "Either the script carries state from one step to the next that no snapshot holds, such as the position of an "
-            "iterator, a prefetched batch, an average of the weights or an attribute of a module: take batches from job.batches(loader), derive "
+            f"run again, and would change the weights.\n{self._why(left_out())}"
+        )
+
+    def _why(self, left_out: dict[str, str]) -> str:
+        changed = [name for name, digest in left_out.items() if self._left_out.get(name, digest) != digest]
+        deterministic = torch.are_deterministic_algorithms_enabled()
+        advice = "" if deterministic else ": call torch.use_deterministic_algorithms(True)"
+        carried = _CARRIED
+        if changed:
+            carried = f"{shortened(changed)}, which the step changes and no snapshot holds"
+        return (
+            f"Either the script carries {carried}: take batches from job.batches(loader), derive "
             "them from step.index, or job.protect() an object that has the state. "
             "Or it skips work while job.rehearsing is true: skip only output. "
             f"Or the computation is not reproducible{advice}. deadpool_run.init(verify=False) turns this check off."

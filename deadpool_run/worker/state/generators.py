@@ -8,18 +8,28 @@ import torch
 from deadpool_run.worker.codec import raw_bytes, tensor_of
 
 
-def state_of(value: Any) -> tuple[str, Any] | None:
-    """Return the kind of a generator, and its state as plain values or bytes; None for other objects, which are not kept."""
+def kind_of(value: Any) -> str:
+    """Return the kind of a generator; empty for other objects, which are not kept."""
     kind = type(value)
     if kind is random.Random:
-        return "random", value.getstate()
+        return "random"
     if kind is torch.Generator and value.device.type == "cpu":
-        return "generator", raw_bytes(value.get_state())
+        return "generator"
     if kind.__module__ == "numpy.random._generator" and hasattr(value, "bit_generator"):
-        return "numpy", value.bit_generator.state
-    if kind.__module__ == "numpy.random.mtrand" and hasattr(value, "get_state"):
-        return "mtrand", value.get_state(legacy=False)
-    return None
+        return "numpy"
+    return "mtrand" if kind.__module__ == "numpy.random.mtrand" and hasattr(value, "get_state") else ""
+
+
+def state_of(value: Any) -> Any:
+    """Return the state of a generator as plain values or bytes."""
+    match kind_of(value):
+        case "random":
+            return value.getstate()
+        case "generator":
+            return raw_bytes(value.get_state())
+        case "numpy":
+            return value.bit_generator.state
+    return value.get_state(legacy=False)
 
 
 KINDS = frozenset({"random", "generator", "numpy", "mtrand"})

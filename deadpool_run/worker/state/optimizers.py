@@ -18,13 +18,15 @@ from deadpool_run.worker.codec import copied
 
 _OF_SCALERS = ("grad_scale", "found_inf")
 """Attributes that `GradScaler.step` sets during a fused optimizer's step."""
+_LAST_TABLE = "_optimizer_load_state_dict_post_hooks"
+"""An attribute that `Optimizer.__init__` sets. Some wrappers set those of hooks of `step()` themselves."""
 NO_PLAIN: dict[str, Any] = {"state": {}, "shared": {}}
 """`OptimizerState.plain` of an optimizer that keeps only tensors."""
 
 
 def is_wrapper(obj: object) -> bool:
     """Return whether an object has an optimizer's interface, but has never been initialized as one."""
-    return isinstance(obj, Optimizer) and "_optimizer_step_pre_hooks" not in vars(obj)
+    return isinstance(obj, Optimizer) and _LAST_TABLE not in vars(obj)
 
 
 def wrapped(obj: Optimizer) -> list[Optimizer]:

@@ -1,25 +1,36 @@
-"""Objects that snapshots leave alone: whether another process of the rank has one that is further on.
+"""Objects that snapshots leave alone: whether another process of the rank has one that is further on, and whether a step changes one.
 
 A progress bar, a writer of logs, a container of a library: most are of no concern to the weights, so their use is not refused. After
-a restore the user learns which of them do not have the state of the lost rank.
+a restore the user learns which of them do not have the state of the lost rank. If a step gives other results when it is run again,
+the user learns which of them it changes.
 """
 
 import hashlib
 import sys
-from types import ModuleType
+from collections import deque
+from collections.abc import Callable, Iterable
+from types import GeneratorType, ModuleType
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from deadpool_run.worker.codec import table_of
+from deadpool_run.worker.compat.modules import writes_of
+from deadpool_run.worker.state import generators
 from deadpool_run.worker.variables.values.functions import CODE
+from deadpool_run.worker.variables.values.iterators import is_iterator, progress_of
+from deadpool_run.worker.variables.values.tensors import is_numeric_array, sample_of_array
+from deadpool_run.worker.variables.values.writer import OpaqueError, UnkeptDataError
 
 _MOST_PARTS = 256
+_MOST_PARTS_INSIDE = 4096
+_DEEPEST = 8
 _PLAIN = frozenset({int, float, bool, str, bytes, type(None)})
 _CONTAINERS: tuple[Any, ...] = (list, dict, set)
 _OTHER = (*CODE, ModuleType, nn.Module, Optimizer)
-_WELL_KNOWN = frozenset({*sys.stdlib_module_names, "torch", "numpy", __name__.partition(".")[0]})
+_OURS = __name__.partition(".")[0]
+_WELL_KNOWN = frozenset({*sys.stdlib_module_names, "torch", "numpy", _OURS})
 """Packages whose objects are looked after elsewhere, or refused when a step depends on them: iterators, loaders, queues."""
 
 
@@ -42,3 +53,71 @@ def _shape(value: Any) -> Any:
         return value
     container = next((each for each in _CONTAINERS if issubclass(kind, each)), None)
     return None if container is None else container.__len__(value)
+
+
+def digests_of_unwritten(values: Iterable[tuple[str, Any]], write: Callable[[Any], Any]) -> dict[str, str]:
+    """Return digests of the objects and iterators that `write` does not keep, by name and class, each object once. Slow."""
+    found = {}
+    seen = set()
+    for name, value in values:
+        if id(value) not in seen and _is_unwritten(value, write):
+            seen.add(id(value))
+            found[f"{name} ({type(value).__qualname__})"] = _digest_inside(value)
+    return found
+
+
+def _is_unwritten(value: Any, write: Callable[[Any], Any]) -> bool:
+    if issubclass(type(value), (*CODE, ModuleType)) or type(value).__module__.partition(".")[0] == _OURS:
+        return False
+    try:
+        write(value)
+    except UnkeptDataError:
+        return is_iterator(value)
+    except OpaqueError:
+        return True
+    return False
+
+
+def _digest_inside(value: Any) -> str:
+    search = _Inside()
+    search.look(value, 0)
+    return hashlib.blake2b(repr(search.found).encode(errors="replace"), digest_size=8).hexdigest()
+
+
+class _Inside:
+    """A search through an object, its attributes and its containers."""
+
+    def __init__(self) -> None:
+        self.found: list[Any] = []
+        self._seen: dict[int, Any] = {}
+        """Objects that were looked at, by identity. They are kept alive, so that no other object gets their identity."""
+
+    def look(self, value: Any, depth: int) -> None:
+        """Add what is in a value."""
+        kind = type(value)
+        if kind in _PLAIN:
+            self.found.append(value)
+        elif issubclass(kind, Tensor):
+            self.found.append(-1 if value.is_inference() else writes_of(value))
+        elif is_numeric_array(value):
+            self.found.append(sample_of_array(value))
+        elif generators.kind_of(value):
+            self.found.append(repr(generators.state_of(value)))
+        elif not (issubclass(kind, (*CODE, ModuleType)) or id(value) in self._seen or depth > _DEEPEST):
+            self._seen[id(value)] = value
+            if is_iterator(value):
+                self.found.append(repr(progress_of(value)))
+            self._look_inside(kind, value, depth)
+
+    def _look_inside(self, kind: type, value: Any, depth: int) -> None:
+        parts: list[tuple[Any, Any]] = list(table_of(value).items())
+        container = next((each for each in (dict, list, tuple, deque) if issubclass(kind, each)), None)
+        if container is not None:
+            parts += dict.items(value) if container is dict else enumerate(container.__iter__(value))
+        elif kind is GeneratorType and value.gi_frame is not None:
+            parts += value.gi_frame.f_locals.items()
+        for name, each in parts:
+            if len(self.found) >= _MOST_PARTS_INSIDE:
+                return
+            self.found.append(name if type(name) in _PLAIN else None)
+            self.look(each, depth + 1)

@@ -1,6 +1,6 @@
-"""Objects of libraries' classes that snapshots keep: those that are nothing but numbers, tensors and references.
+"""Objects of libraries' classes that snapshots keep: those that are nothing but numbers, tensors, arrays, generators and references.
 
-An average's counter, a meter, a schedule: the library counts in them, and the script's next step depends on it. An object that has
+An average's counter, a meter, a schedule, an environment: the library counts in them, and the script's next step depends on it. An object that has
 anything else as well, such as a file, a queue or a thread, is left alone, since its numbers may belong to that.
 """
 
@@ -8,6 +8,7 @@ import logging
 import os
 import sys
 import threading
+import weakref
 from abc import ABCMeta
 from collections import OrderedDict
 from collections.abc import Callable
@@ -20,14 +21,16 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+from deadpool_run.worker.state import generators
 from deadpool_run.worker.variables.modules import LEAVES
 from deadpool_run.worker.variables.values.library_values import is_immutable
+from deadpool_run.worker.variables.values.tensors import is_array_type, is_numeric_array
 from deadpool_run.worker.variables.values.writer import SEQUENCES
 
 _SEQUENCES = frozenset(SEQUENCES.values())
 _DICTS = frozenset({dict, OrderedDict})
 _MOST_PARTS = 256
-_MOST_OBJECTS = 64
+_MOST_OBJECTS = 256
 """In one object. A tree of settings may have thousands, and each costs some time in each step."""
 _REFERENCES = (
     ModuleType,
@@ -41,6 +44,7 @@ _REFERENCES = (
     Dataset,
     DataLoader,
     Sampler,
+    weakref.ReferenceType,
 )
 """Classes of objects that others refer to, and that do not advance from step to step, or are kept by themselves."""
 _BESIDE = (logging.Logger, type(threading.Lock()), type(threading.RLock()))
@@ -50,6 +54,8 @@ _ENVIRONMENT = type(os.environ)
 """The launcher itself writes there."""
 _NEW: Any = object.__new__
 _REDUCE: Any = object.__reduce_ex__
+_MACHINERY = ("torch._", "torch.distributed._", "torch.distributed.fsdp", "torch.distributed.tensor")
+"""Packages of torch whose objects belong to a wrapped or compiled model. They are looked after with it."""
 _OURS = __name__.partition(".")[0]
 
 
@@ -71,7 +77,7 @@ def _is_plain(kind: type) -> bool:
         and kind.__dictoffset__ == _Plain.__dictoffset__  # one slot is as large as what a class without slots has
         and kind.__new__ is _NEW
         and kind.__reduce_ex__ is _REDUCE
-        and not kind.__module__.startswith(_OURS)
+        and not kind.__module__.startswith((_OURS, *_MACHINERY))
         and kind is not _ENVIRONMENT
     )
 
@@ -87,6 +93,8 @@ class _Search:
         """Return whether all of it is values and references. Without `objects`, objects of libraries count as neither."""
         kind = type(value)
         if kind in LEAVES or kind is Tensor or is_immutable(value) or self._is_known(value):
+            return True
+        if is_numeric_array(value) or is_array_type(value) or generators.kind_of(value) != "":
             return True
         if kind in _SEQUENCES or kind in _DICTS:
             return self._is_container_of_values(kind, value, depth, objects=objects)

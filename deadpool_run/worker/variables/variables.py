@@ -19,6 +19,7 @@ from deadpool_run.worker.variables import references
 from deadpool_run.worker.variables.baseline import OPAQUE, UNKEPT, Baseline, First
 from deadpool_run.worker.variables.children import shown
 from deadpool_run.worker.variables.late_modules import LateModules
+from deadpool_run.worker.variables.left_alone import digests_of_unwritten
 from deadpool_run.worker.variables.references import References
 from deadpool_run.worker.variables.scopes import Scope, Scopes
 from deadpool_run.worker.variables.values.reader import ValueReader
@@ -221,6 +222,12 @@ class Variables:
             for name, value in scope.read().items()
             if type(value) is int and abs(value) < _COUNT
         }
+
+    def left_out(self) -> dict[str, str]:
+        """Return digests of the objects and iterators in variables that snapshots do not keep, by name and class. Slow."""
+        pairs = ((scope.name, pair) for scope in self._scopes or () for pair in scope.read().items())
+        values = ((_shown(scope, name), value) for scope, (name, value) in pairs if not self.keeps(value))
+        return digests_of_unwritten(values, lambda value: self._writer().write(value))
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the larger tensors in variables, by name, except those that require gradients."""

@@ -22,6 +22,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from deadpool_run.worker.codec import tensors_in
 from deadpool_run.worker.compat.modules import buffers_of, local, parameters_of
 from deadpool_run.worker.state.digest import sample
+from deadpool_run.worker.state.optimizers import wrapped
 from deadpool_run.worker.state.protected import Protected
 from deadpool_run.worker.verify.script_names import path_to, warn
 
@@ -147,10 +148,14 @@ class Coverage:
     # --- what is protected -----------------------------------------------------------------------------------------
 
     def _is_protected(self, optimizer: Optimizer) -> bool:
-        """Return whether a snapshot has this optimizer's state, directly or through an optimizer that shares it."""
-        return any(
-            optimizer in (state.optimizer, state.keeper) or optimizer.state is state.optimizer.state
-            for state in self._protected.optimizers.values()
+        """Return whether a snapshot has this optimizer's state: directly, through one that shares it, or, of a wrapper, that of the inner ones."""
+        inner = wrapped(optimizer)
+        return bool(inner) and all(
+            any(
+                each in (state.optimizer, state.keeper) or each.state is state.optimizer.state
+                for state in self._protected.optimizers.values()
+            )
+            for each in inner
         )
 
     def _is_held_by_objects(self, optimizer: Optimizer) -> bool:

@@ -305,6 +305,36 @@ def _(job):
     return {"model": model, "optimizer": optimizer}, step
 
 
+class Meter:
+    """An average of a library, in an object that also has a file. Snapshots leave such objects alone."""
+
+    def __init__(self):
+        self.inner, self.file = [{"value": torch.ones(())}], sys.stdout
+
+    def add(self, value):
+        self.inner[0]["value"].mul_(0.9).add_(0.1 * value)
+
+
+Meter.__module__ = "of.a.library"
+
+
+@breach("an average of a library, beside a file, scales the loss")
+def _(job):
+    model = DistributedDataParallel(net())
+    optimizer = adam(model)
+    meter, unused = Meter(), Meter()
+
+    def step(index):
+        loss = model(data(index, job.rank)).pow(2).mean()
+        meter.add(loss.item())
+        (loss / meter.inner[0]["value"]).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        assert unused.inner[0]["value"] == 1
+
+    return {"model": model, "optimizer": optimizer}, step
+
+
 @breach("an average in a queue sets the rate, and gradients are accumulated over three steps")
 def _(job):
     model = DistributedDataParallel(net())

@@ -86,9 +86,14 @@ def lazy(rank, _size):
 
 
 class Lookahead(torch.optim.Optimizer):
-    """A wrapper, as scripts write it: it does not call `Optimizer.__init__`. Slow weights follow those of the optimizer inside."""
+    """A wrapper, as libraries write it: it does not call `Optimizer.__init__`, but has hooks of `step()`.
+
+    Slow weights follow those of the optimizer inside.
+    """
 
     def __init__(self, inner):
+        self._optimizer_step_pre_hooks, self._optimizer_step_post_hooks = {}, {}
+        self._patch_step_function()
         self.inner, self.param_groups, self.state, self.fast = inner, inner.param_groups, {}, inner.state
         self.calls = 0
 

@@ -3,11 +3,14 @@
 import logging
 import os
 import queue
+import random
 import sys
 import threading
+import weakref
 from collections import deque
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -93,7 +96,57 @@ def test_it_is_left_alone_if_it_has_anything_else(part):
 
 
 def test_a_tree_of_settings_is_left_alone():
-    assert run(Taken(), steps=3, where=as_variable, other=[OfLibrary() for _ in range(70)])[0] == 4
+    settings = {f"part_{n}": [OfLibrary() for _ in range(100)] for n in range(3)}
+    assert run(Taken(), steps=3, where=as_variable, **settings)[0] == 4
+
+
+class Environment:
+    """A simulation with arrays and generators, as those of gymnasium, that refers weakly to a model."""
+
+    def __init__(self, model):
+        self.model = weakref.ref(model)
+        self.space = OfLibrary(low=np.zeros(3), kind=np.dtype("float32"), size=np.int64(3))
+        self.position, self.count, self.random = np.zeros(4), np.int64(0), np.random.default_rng(1)
+        self.others = [np.random.RandomState(2), random.Random(3), torch.Generator().manual_seed(4)]
+        self.noise = None
+
+    def __call__(self):
+        legacy, plain, of_torch = self.others
+        self.position += self.random.random(4)
+        self.count += 1
+        self.noise = legacy.rand(), plain.random(), torch.rand(1, generator=of_torch).item()
+
+    def state(self):
+        return self.position.tolist(), int(self.count), self.noise
+
+
+Environment.__module__ = "of.a.library"
+
+
+@pytest.mark.parametrize("rehearsed", [0, 2])
+def test_arrays_and_generators_come_back(rehearsed):
+    model, taken, results = nn.Linear(2, 2), Taken(), []
+    for steps in (3, rehearsed):
+        variables, environment = Variables(), Environment(model)
+        variables.begin()
+        for _ in range(steps):
+            environment()
+        taken.append(variables.take())
+        before = environment.state()
+        environment()
+        variables.put(taken[0])
+        results += [before] if steps == 3 else []
+        results.append(environment.state())
+        environment()
+        results.append(environment.state())
+        assert environment.model() is model
+    assert results[0] == results[1] == results[3]
+    assert results[2] == results[4]
+
+
+@pytest.mark.parametrize("part", [np.array([object()]), np.rec.array([(1,)])], ids=["objects", "records"])
+def test_it_is_left_alone_with_arrays_of_other_kinds(part):
+    assert run(Taken(), steps=3, where=as_variable, other=part)[0] == 4
 
 
 class Meters(Averager):

@@ -18,6 +18,14 @@ class Hidden:
     __module__ = "of_a_library"
 
 
+class Around(torch.optim.Optimizer):
+    """A wrapper of another optimizer, with hooks of its own `step()`."""
+
+    def __init__(self, inner):
+        self.inner, self.param_groups, self.state = inner, inner.param_groups, {}
+        self._optimizer_step_pre_hooks, self._optimizer_step_post_hooks = {}, {}
+
+
 def metric():
     made = torch.nn.Module()
     made.register_buffer("total", torch.zeros(()))
@@ -57,3 +65,24 @@ def test_a_module_that_is_trained_is_named():
 def test_a_buffer_of_a_module_that_trains_is_named():
     norm = torch.nn.BatchNorm1d(2)
     assert "'running_mean' changed" in problem_after_a_change(norm.running_mean)
+
+
+def sgd():
+    return torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
+
+
+def test_a_wrapper_is_protected_with_the_optimizer_inside():
+    protected, around = Protected(), Around(Around(sgd()))
+    protected.add("optimizer", around)
+    coverage = Coverage(protected, Variables().keeps)
+    coverage.note(around, 1)
+    assert coverage.problem(1, look=False) == ""
+
+
+@pytest.mark.parametrize("of_one", [sgd, lambda: Around(sgd())])
+def test_an_unprotected_optimizer_and_a_wrapper_of_one_are_named(of_one):
+    protected, other = Protected(), of_one()
+    protected.add("optimizer", sgd())
+    coverage = Coverage(protected, Variables().keeps)
+    coverage.note(other, 1)
+    assert "'other'" in coverage.problem(2, look=False)

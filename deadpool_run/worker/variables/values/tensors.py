@@ -27,6 +27,8 @@ _COMPARED_BYTES = 1 << 20
 """Arrays of up to this size are compared whole in each step."""
 _SAMPLES = 1024
 _DEVICES = ("cpu", "cuda")
+_NUMERIC = "biufc"
+"""Kinds of arrays: bools, numbers with and without a sign, with a fraction, complex."""
 
 
 class TensorCopy:
@@ -149,6 +151,17 @@ def is_array(value: Any) -> bool:
     """Return whether a value is an array of NumPy or one of its scalars; does not import NumPy."""
     numpy = sys.modules.get("numpy")
     return numpy is not None and isinstance(value, numpy.ndarray | numpy.generic)
+
+
+def is_numeric_array(value: Any) -> bool:
+    """Return whether a value is an array or a scalar of NumPy's own classes, of numbers."""
+    return is_array(value) and value.dtype.kind in _NUMERIC and type(value).__module__ == "numpy"
+
+
+def is_array_type(value: Any) -> bool:
+    """Return whether a value is the type of an array's elements. It never changes."""
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(value, numpy.dtype)
 
 
 def is_data(value: Any) -> bool:

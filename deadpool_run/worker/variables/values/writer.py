@@ -29,6 +29,7 @@ from deadpool_run.worker.variables.values.tensors import (
     is_data,
     is_dense,
     is_freed,
+    is_numeric_array,
 )
 from deadpool_run.worker.variables.values.unkept import LostValue, why_lost
 
@@ -239,7 +240,7 @@ class ValueWriter:
         return node
 
     def _array(self, value: Any) -> Any:
-        if value.dtype.kind not in "biufc" or type(value).__module__ != "numpy":
+        if not is_numeric_array(value):
             raise OpaqueError
         kind, shape = value.dtype.str, list(value.shape) if value.ndim else None
         if value.nbytes <= _INLINE_BYTES:
@@ -316,10 +317,10 @@ class ValueWriter:
         return found
 
     def _generator(self, value: Any) -> Any:
-        found = generators.state_of(value)
-        if found is None:
+        generator = generators.kind_of(value)
+        if not generator:
             raise OpaqueError
-        return [found[0], ValueWriter().write(found[1])]
+        return [generator, ValueWriter().write(generators.state_of(value))]
 
 
 def encoded(node: Any, number: Callable[[TensorCopy], int] = id) -> bytes:
