@@ -2,6 +2,9 @@
 
 import collections
 import threading
+import weakref
+
+import numpy as np
 
 
 class Meter:
@@ -27,7 +30,21 @@ class Meters:
             return self.by_name["ab"[value % 2]].add(value) + sum(self.last)
 
 
-Meter.__module__ = Meters.__module__ = "of.a.library"
+class Environment:
+    """An environment of a library, with arrays and a generator, that refers weakly to what uses it."""
+
+    def __init__(self, user):
+        self.of, self.random = weakref.ref(user), np.random.default_rng(7)
+        self.space, self.position, self.ends = [np.zeros(3), np.dtype("float32")], np.zeros(2), np.int64(0)
+
+    def step(self):
+        self.position += self.random.random(2)
+        if self.position.max() > 2:
+            self.position[:], self.ends = 0, self.ends + 1
+        return float(self.position.sum()) + int(self.ends)
+
+
+Meter.__module__ = Meters.__module__ = Environment.__module__ = "of.a.library"
 
 
 class Carriers:
@@ -37,6 +54,7 @@ class Carriers:
         self.names = names
         self.meters, self.history, self.best, self.mean = Meters(), [{"n": 0}], None, None
         self.identities = {}
+        self.environment = Environment(self)
 
     def value(self, index, parameters):
         """Return a number that depends on all earlier calls."""
@@ -52,6 +70,9 @@ class Carriers:
 
     def _library(self, index, _parameters):
         return self.meters.add(index)
+
+    def _environment(self, _index, _parameters):
+        return self.environment.step()
 
     def _alias(self, index, _parameters):
         self.history.append({"n": index})
