@@ -25,6 +25,8 @@ from deadpool_run.worker.variables.values.writer import OpaqueError, UnkeptDataE
 
 _MOST_PARTS = 256
 _MOST_PARTS_INSIDE = 4096
+_MOST_PARTS_IN_ALL = 1 << 16
+_MOST_LETTERS = 1024
 _DEEPEST = 8
 _PLAIN = frozenset({int, float, bool, str, bytes, type(None)})
 _CONTAINERS: tuple[Any, ...] = (list, dict, set)
@@ -43,7 +45,7 @@ def digest_of(value: Any) -> str:
     if issubclass(kind, dict):
         found |= {f"[{key!r}]": _shape(each) for key, each in list(dict.items(value))[:_MOST_PARTS] if type(key) is str}
     found["len"] = _shape(value)
-    return hashlib.blake2b(repr(sorted(found.items())).encode(errors="replace"), digest_size=8).hexdigest()
+    return _digest(sorted(found.items()))
 
 
 def _shape(value: Any) -> Any:
@@ -57,12 +59,15 @@ def _shape(value: Any) -> Any:
 
 def digests_of_unwritten(values: Iterable[tuple[str, Any]], write: Callable[[Any], Any]) -> dict[str, str]:
     """Return digests of the objects and iterators that `write` does not keep, by name and class, each object once. Slow."""
-    found = {}
-    seen = set()
+    found: dict[str, str] = {}
+    seen, parts = set(), 0
     for name, value in values:
-        if id(value) not in seen and _is_unwritten(value, write):
+        if parts < _MOST_PARTS_IN_ALL and id(value) not in seen and _is_unwritten(value, write):
             seen.add(id(value))
-            found[f"{name} ({type(value).__qualname__})"] = _digest_inside(value)
+            search = _Inside()
+            search.look(value, 0)
+            parts += len(search.found)
+            found[f"{name} ({type(value).__qualname__})"] = _digest(search.found)
     return found
 
 
@@ -78,10 +83,8 @@ def _is_unwritten(value: Any, write: Callable[[Any], Any]) -> bool:
     return False
 
 
-def _digest_inside(value: Any) -> str:
-    search = _Inside()
-    search.look(value, 0)
-    return hashlib.blake2b(repr(search.found).encode(errors="replace"), digest_size=8).hexdigest()
+def _digest(found: list[Any]) -> str:
+    return hashlib.blake2b(repr(found).encode(errors="replace"), digest_size=8).hexdigest()
 
 
 class _Inside:
@@ -95,7 +98,9 @@ class _Inside:
     def look(self, value: Any, depth: int) -> None:
         """Add what is in a value."""
         kind = type(value)
-        if kind in _PLAIN:
+        if kind is str or kind is bytes:
+            self.found += [len(value), value[:_MOST_LETTERS]]
+        elif kind in _PLAIN:
             self.found.append(value)
         elif issubclass(kind, Tensor):
             self.found.append(-1 if value.is_inference() else writes_of(value))

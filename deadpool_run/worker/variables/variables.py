@@ -225,9 +225,11 @@ class Variables:
 
     def left_out(self) -> dict[str, str]:
         """Return digests of the objects and iterators in variables that snapshots do not keep, by name and class. Slow."""
-        pairs = ((scope.name, pair) for scope in self._scopes or () for pair in scope.read().items())
+        if self._scopes is None:
+            return {}
+        pairs = ((scope.name, pair) for scope in self._scopes for pair in scope.read().items())
         values = ((_shown(scope, name), value) for scope, (name, value) in pairs if not self.keeps(value))
-        return digests_of_unwritten(values, lambda value: self._writer().write(value))
+        return digests_of_unwritten(values, self._writer().write)
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the larger tensors in variables, by name, except those that require gradients."""

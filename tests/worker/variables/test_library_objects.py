@@ -8,6 +8,7 @@ import sys
 import threading
 import weakref
 from collections import deque
+from itertools import pairwise
 from types import SimpleNamespace
 
 import numpy as np
@@ -283,3 +284,64 @@ def test_loaders_datasets_and_loggers_are_left_alone(make):
     variables.put(taken)
     assert other.mark == 1
     assert not variables.keeps(other)
+
+
+class Left(Bar):
+    """An object that snapshots leave alone, because it has a file, with parts of many kinds inside."""
+
+    def __init__(self):
+        super().__init__()
+        self.inside = {"list": [{"n": 0}], "deque": deque([Averager()]), "text": "a" * 5000, "model": nn.Linear(1, 1)}
+        self.array, self.drawn = np.zeros((3, 3)), (random.Random(1), np.random.default_rng(1))
+        self.items, self.itself = (n for n in [1, 2, 3]), self
+
+
+Left.__module__ = "of.a.library"
+
+
+def add_to_a_dict(left):
+    left.inside["list"][0]["n"] += 1
+
+
+def count_in_a_deque(left):
+    left.inside["deque"][0].step += 1
+
+
+def lengthen_a_text(left):
+    left.inside["text"] += "a"
+
+
+def write_to_a_parameter(left):
+    with torch.no_grad():
+        left.inside["model"].weight.add_(1)
+
+
+def write_to_an_array(left):
+    left.array[2, 2] = 1
+
+
+def draw(left):
+    left.drawn[1].random()
+
+
+def go_on(left):
+    next(left.items)
+
+
+@pytest.mark.parametrize(
+    "change", [add_to_a_dict, count_in_a_deque, lengthen_a_text, write_to_a_parameter, write_to_an_array, draw, go_on]
+)
+def test_a_change_inside_an_object_that_is_left_alone_is_seen(change):
+    variables, left, other = Variables(), Left(), Left()
+    kept = [1, 2]
+    variables.begin()
+    digests = [variables.left_out(), variables.left_out()]
+    kept.append(3)
+    change(left)
+    digests.append(variables.left_out())
+    changed = [
+        [name.rpartition(".")[2] for name in after if before.get(name) != after[name]]
+        for before, after in pairwise(digests)
+    ]
+    assert changed == [[], ["left (Left)"]]
+    assert other.n == 0
