@@ -17,6 +17,7 @@ from deadpool_run.worker.snapshot.plan import describe
 from deadpool_run.worker.state import hooks
 from deadpool_run.worker.state.modules import ModuleState
 from deadpool_run.worker.state.optimizers import OptimizerState, Tracked, wrapped
+from deadpool_run.worker.variables.modules import LEAVES
 from deadpool_run.worker.verify.script_names import warn
 
 
@@ -68,13 +69,18 @@ def check_optimizer(state: OptimizerState) -> None:
     _check_tensors((tracked.name, tracked.tensor) for _, tracked in state.tensors(names))
     check_tree([state.take(), state.plain(names)], state.name)
     if state.keeper is state.optimizer:
-        more = sorted(set(state.optimizer.state_dict()) - {"state", "param_groups"})
+        values, attributes = state.optimizer.state_dict(), vars(state.optimizer)
+        more = sorted(
+            name
+            for name in values.keys() - {"state", "param_groups"}
+            if name not in attributes or type(values[name]) not in LEAVES or attributes[name] != values[name]
+        )  # attributes are kept as variables are
         if more:
             kind = type(state.optimizer).__qualname__
             raise ScriptError(
                 f"protect(): the state_dict() of {state.name!r}, a {kind}, holds {', '.join(map(repr, more))} next to the state of "
-                "its parameters, and only the latter is protected.\nMove it to the optimizer's param_groups, or protect an "
-                "object of your own that has it."
+                "its parameters, and only the latter is protected.\nMove it to the optimizer's param_groups, or to an attribute of the "
+                "same name if it is a number or a string, or protect an object of your own that has it."
             )
 
 

@@ -56,6 +56,10 @@ class Lazy(torch.optim.Optimizer):
 
     def __init__(self, parameters, lr=0.01):
         super().__init__(parameters, {"lr": lr, "calls": 0, "phase": "warm"})
+        self.largest = 0.0
+
+    def state_dict(self):
+        return {**super().state_dict(), "largest": self.largest}
 
     @torch.no_grad()
     def step(self):
@@ -74,7 +78,8 @@ class Lazy(torch.optim.Optimizer):
                     state["last"] = grad.clone()
                 elif state["count"] % 3 == 2:
                     state.pop("last", None)
-                state["history"] = [*state.get("history", [])[-2:], float(grad.abs().max())]
+                self.largest = max(0.9 * self.largest, float(grad.abs().max()))
+                state["history"] = [*state.get("history", [])[-2:], self.largest]
                 state["nested"] = {"norm": math.sqrt(sum(state["history"])), "of": (state["count"], "steps")}
                 scale = 1 + state["nested"]["norm"] + float(state.get("rows", grad).abs().mean())
                 parameter.sub_(grad / scale + 0.1 * state.get("last", torch.zeros(())), alpha=group["lr"])

@@ -114,6 +114,15 @@ def test_what_no_snapshot_could_hold_is_refused_at_once(snapshots, what):
         thing.state[0].close()
 
 
+def test_an_optimizer_may_have_more_in_its_state_dict_if_that_is_a_plain_attribute(snapshots):
+    optimizer = Counting([torch.ones(2, requires_grad=True)], lr=0.1)
+    optimizer.calls = 3
+    snapshots.protect("thing", optimizer)
+    optimizer.calls = 2  # what state_dict() returns is another value
+    with pytest.raises(ScriptError, match="holds 'calls'"):
+        snapshots.protect("other", optimizer)
+
+
 def test_a_generator_can_be_protected(snapshots):
     generator = torch.Generator().manual_seed(5)
     snapshots.protect("noise", generator)
