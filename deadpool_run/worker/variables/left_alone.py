@@ -57,14 +57,19 @@ def _shape(value: Any) -> Any:
     return None if container is None else container.__len__(value)
 
 
-def digests_of_unwritten(values: Iterable[tuple[str, Any]], write: Callable[[Any], Any]) -> dict[str, str]:
-    """Return digests of the objects and iterators that `write` does not keep, by name and class, each object once. Slow."""
+def digests_of_unwritten(
+    values: Iterable[tuple[str, Any]], write: Callable[[Any], Any], is_kept: Callable[[object], bool]
+) -> dict[str, str]:
+    """Return digests of the objects and iterators that `write` does not keep, by name and class, each object once. Slow.
+
+    Without what is inside them and `is_kept` otherwise, such as a protected model.
+    """
     found: dict[str, str] = {}
     seen, parts = set(), 0
     for name, value in values:
-        if parts < _MOST_PARTS_IN_ALL and id(value) not in seen and _is_unwritten(value, write):
+        if parts < _MOST_PARTS_IN_ALL and id(value) not in seen and not is_kept(value) and _is_unwritten(value, write):
             seen.add(id(value))
-            search = _Inside()
+            search = _Inside(is_kept)
             search.look(value, 0)
             parts += len(search.found)
             found[f"{name} ({type(value).__qualname__})"] = _digest(search.found)
@@ -72,7 +77,7 @@ def digests_of_unwritten(values: Iterable[tuple[str, Any]], write: Callable[[Any
 
 
 def _is_unwritten(value: Any, write: Callable[[Any], Any]) -> bool:
-    if issubclass(type(value), (*CODE, ModuleType)) or type(value).__module__.partition(".")[0] == _OURS:
+    if _is_passed_over(type(value)):
         return False
     try:
         write(value)
@@ -83,6 +88,10 @@ def _is_unwritten(value: Any, write: Callable[[Any], Any]) -> bool:
     return False
 
 
+def _is_passed_over(kind: type) -> bool:
+    return issubclass(kind, (*CODE, ModuleType)) or kind.__module__.partition(".")[0] == _OURS
+
+
 def _digest(found: list[Any]) -> str:
     return hashlib.blake2b(repr(found).encode(errors="replace"), digest_size=8).hexdigest()
 
@@ -90,7 +99,8 @@ def _digest(found: list[Any]) -> str:
 class _Inside:
     """A search through an object, its attributes and its containers."""
 
-    def __init__(self) -> None:
+    def __init__(self, is_kept: Callable[[object], bool]) -> None:
+        self._is_kept = is_kept
         self.found: list[Any] = []
         self._seen: dict[int, Any] = {}
         """Objects that were looked at, by identity. They are kept alive, so that no other object gets their identity."""
@@ -98,6 +108,8 @@ class _Inside:
     def look(self, value: Any, depth: int) -> None:
         """Add what is in a value."""
         kind = type(value)
+        if _is_passed_over(kind) or self._is_kept(value):
+            return
         if kind is str or kind is bytes:
             self.found += [len(value), value[:_MOST_LETTERS]]
         elif kind in _PLAIN:
@@ -108,7 +120,7 @@ class _Inside:
             self.found.append(sample_of_array(value))
         elif generators.kind_of(value):
             self.found.append(repr(generators.state_of(value)))
-        elif not (issubclass(kind, (*CODE, ModuleType)) or id(value) in self._seen or depth > _DEEPEST):
+        elif id(value) not in self._seen and depth <= _DEEPEST:
             self._seen[id(value)] = value
             if is_iterator(value):
                 self.found.append(repr(progress_of(value)))

@@ -228,8 +228,8 @@ class Variables:
         if self._scopes is None:
             return {}
         pairs = ((scope.name, pair) for scope in self._scopes for pair in scope.read().items())
-        values = ((_shown(scope, name), value) for scope, (name, value) in pairs if not self.keeps(value))
-        return digests_of_unwritten(values, self._writer().write)
+        values = ((_shown(scope, name), value) for scope, (name, value) in pairs)
+        return digests_of_unwritten(values, self._writer().write, self.keeps)
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the larger tensors in variables, by name, except those that require gradients."""

@@ -149,13 +149,12 @@ class Coverage:
 
     def _is_protected(self, optimizer: Optimizer) -> bool:
         """Return whether a snapshot has this optimizer's state: directly, through one that shares it, or, of a wrapper, that of the inner ones."""
-        inner = wrapped(optimizer)
-        return bool(inner) and all(
+        return all(
             any(
                 each in (state.optimizer, state.keeper) or each.state is state.optimizer.state
                 for state in self._protected.optimizers.values()
             )
-            for each in inner
+            for each in wrapped(optimizer) or [optimizer]
         )
 
     def _is_held_by_objects(self, optimizer: Optimizer) -> bool:

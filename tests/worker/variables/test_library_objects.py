@@ -345,3 +345,14 @@ def test_a_change_inside_an_object_that_is_left_alone_is_seen(change):
     ]
     assert changed == [[], ["left (Left)"]]
     assert other.n == 0
+
+
+def test_what_a_snapshot_has_does_not_count_inside_an_object_that_is_left_alone():
+    variables, left, model = Variables(), Left(), nn.Linear(1, 1)
+    left.inside.update(model=model, weight=model.weight, variables=variables)
+    variables.begin([model], [("model", model), ("model/weight", model.weight)])
+    before = variables.left_out()
+    write_to_a_parameter(left)
+    variables.take()
+    after = variables.left_out()
+    assert after == before
