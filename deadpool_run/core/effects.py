@@ -78,9 +78,13 @@ class ResumeFrom(_ToWorker):
 
 
 class SetBuddies(Tagged):
-    """Copy each rank's snapshots and transcript to these nodes from now on. One entry for each rank."""
+    """Copy each rank's snapshots and transcript to these nodes from now on. One entry for each rank.
+
+    Of ranks in `groups`, the nodes keep one parity of the snapshots for all ranks of the group.
+    """
 
     buddies: tuple[tuple[NodeId, ...], ...]
+    groups: tuple[tuple[Rank, ...], ...] = ()
 
 
 class ReportReplicas(Tagged):

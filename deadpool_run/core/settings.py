@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass
 
+MAX_GROUP = 64
+"""The most ranks that may share a parity."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
@@ -18,6 +21,8 @@ class Settings:
     """Whole nodes in reserve."""
     replicas: int = 1
     """Copies of each snapshot on other nodes; with one node there are none."""
+    ranks_per_parity: int = 1
+    """With more than one, so many ranks of different nodes share a parity on another node, in place of copies."""
     durable: bool = False
     """The world can restart from a durable checkpoint when no node holds what it needs to resume."""
     join_timeout_s: float = 600.0
@@ -49,6 +54,10 @@ class Settings:
         for name in ("spares", "spare_nodes", "replicas"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, not {getattr(self, name)}")
+        if not 1 <= self.ranks_per_parity <= MAX_GROUP:
+            raise ValueError(f"ranks_per_parity must be from 1 to {MAX_GROUP}, not {self.ranks_per_parity}")
+        if self.ranks_per_parity > 1 and self.replicas != 1:
+            raise ValueError(f"with parities, replicas must be 1, not {self.replicas}")
 
     @property
     def ranks_per_node(self) -> int:

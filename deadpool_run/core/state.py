@@ -200,6 +200,8 @@ class State:
     """The world may begin without the spare nodes."""
     buddies: tuple[tuple[NodeId, ...], ...] = ()
     """Per rank, the nodes that get its copies; empty while nothing is copied."""
+    parity_groups: tuple[tuple[Rank, ...], ...] = ()
+    """The groups of ranks that share a parity, which their buddy keeps in place of copies."""
     former_buddies: tuple[tuple[NodeId, ...], ...] = ()
     """The buddies before these, which may hold what the present ones have not received yet."""
     buddies_told: bool = True

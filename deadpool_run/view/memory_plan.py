@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from deadpool_run.core.settings import Settings
 from deadpool_run.core.state import NodeRecord
@@ -12,6 +13,8 @@ SLOTS = 2
 """Snapshots of a rank on its own node: the last one that is safe, and the next."""
 SEGMENTS_PER_COPY = 3
 """Snapshots that a node holds of a rank of another node: two, and one that is being received."""
+SEGMENTS_PER_PARITY = 2
+"""Snapshots' worth of memory that a node holds for a group of ranks that share a parity: one parity, and the next."""
 BYTES_PER_PARAMETER = 12
 """A float32 parameter and Adam's two moments."""
 
@@ -25,11 +28,13 @@ class Need:
     """Ranks of its own."""
     copies: int
     """Ranks of other nodes whose copies it holds."""
+    parities: int = 0
+    """Groups of ranks of other nodes whose parities it holds."""
 
     @property
     def factor(self) -> int:
         """Return how many times the state of a rank this takes."""
-        return SLOTS * self.ranks + SEGMENTS_PER_COPY * self.copies
+        return SLOTS * self.ranks + SEGMENTS_PER_COPY * self.copies + SEGMENTS_PER_PARITY * self.parities
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +49,15 @@ def needs(settings: Settings, nodes: Sequence[NodeRecord]) -> list[Need]:
     """Return what each of these nodes holds once the job has begun, in their order."""
     state = begun(settings, nodes)
     copies = dict.fromkeys(state.nodes, 0)
-    for holders in state.buddies:
-        for holder in holders:
+    parities = dict.fromkeys(state.nodes, 0)
+    for group in state.parity_groups:
+        for holder in state.buddies[group[0]]:
+            parities[holder] += 1
+    grouped = frozenset(chain.from_iterable(state.parity_groups))
+    for rank, holders in enumerate(state.buddies):
+        for holder in holders if rank not in grouped else ():
             copies[holder] += 1
-    return [Need(node.node, len(state.ranks_on(node.node)), copies[node.node]) for node in nodes]
+    return [Need(node.node, len(state.ranks_on(node.node)), copies[node.node], parities[node.node]) for node in nodes]
 
 
 def lines(settings: Settings, nodes: Sequence[NodeRecord], room: Room, parameters: int | None) -> Iterator[str]:
@@ -82,8 +92,9 @@ def _for_parameters(world_size: int, parameters: int, most: int, room: Room) -> 
 
 def _parts(need: Need) -> str:
     parts = (
-        (SLOTS * need.ranks, "snapshots of", need.ranks),
-        (SEGMENTS_PER_COPY * need.copies, "copies of", need.copies),
+        (SLOTS * need.ranks, f"snapshots of {counted(need.ranks, 'rank')}"),
+        (SEGMENTS_PER_COPY * need.copies, f"copies of {counted(need.copies, 'rank')}"),
+        (SEGMENTS_PER_PARITY * need.parities, f"{need.parities} {'parity' if need.parities == 1 else 'parities'}"),
     )
-    words = [f"{factor} for {what} {counted(ranks, 'rank')}" for factor, what, ranks in parts if ranks]
+    words = [f"{factor} for {what}" for factor, what in parts if factor]
     return f": {', '.join(words)}" if words else ""

@@ -21,7 +21,10 @@ def outline(settings: Settings, nodes: Sequence[NodeRecord]) -> Iterator[str]:
     """Yield the lines. `nodes`: those that have arrived, in this order; the world may need more."""
     state = begun(settings, nodes)
     yield _summary(settings)
-    if state.buddies:
+    if state.parity_groups:
+        most = max(map(len, state.parity_groups))
+        yield f"up to {most} ranks of different nodes share a parity on another node"
+    elif state.buddies:
         yield f"each rank's snapshots are copied to {counted(len(state.buddies[0]), 'other node')}"
     elif len(nodes) >= settings.nodes:  # known only when enough nodes have arrived
         yield "snapshots are not copied to other nodes: a lost node loses the state of its ranks"
@@ -42,7 +45,7 @@ def begun(settings: Settings, nodes: Sequence[NodeRecord]) -> State:
         arrivals=len(nodes),
     )
     if all(seat.node is not None for seat in state.seats):
-        state.buddies = buddies.choose(settings, state)
+        state.buddies, state.parity_groups = buddies.arrange(settings, state)
     return state
 
 
@@ -69,15 +72,16 @@ def _purpose(settings: Settings, state: State, node: NodeRecord) -> str:
 
 
 def _copies(state: State, node: NodeRecord) -> str:
-    """Return the holders of the copies of the node's ranks; ranks with the same holders are grouped."""
+    """Return the holders of the copies or parities of the node's ranks; ranks with the same holders are grouped."""
     if not state.buddies:
         return ""
     homes: dict[tuple[NodeId, ...], list[Rank]] = {}
     for rank in sorted(state.ranks_on(node.node)):
         homes.setdefault(state.buddies[rank], []).append(rank)
+    kind = "parities" if state.parity_groups else "copies"
     if len(homes) == 1:
-        return f"; copies on {', '.join(next(iter(homes)))}"
-    return "".join(f"; copies of {_ranks(ranks)} on {', '.join(holders)}" for holders, ranks in homes.items())
+        return f"; {kind} on {', '.join(next(iter(homes)))}"
+    return "".join(f"; {kind} of {_ranks(ranks)} on {', '.join(holders)}" for holders, ranks in homes.items())
 
 
 def numbers(found: Sequence[int]) -> str:

@@ -220,10 +220,14 @@ class Order(Tagged):
 
 
 class Buddies(Tagged):
-    """Lists the nodes that get copies of this node's ranks, and the ranks of which this node keeps copies."""
+    """Lists the nodes that get copies of this node's ranks, and the ranks of which this node keeps copies.
+
+    `groups` are the groups of such ranks that share a parity.
+    """
 
     mine: dict[Rank, tuple[Peer, ...]]
     keep: tuple[Rank, ...]
+    groups: tuple[tuple[Rank, ...], ...] = ()
 
 
 class Committed(Tagged):

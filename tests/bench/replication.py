@@ -1,10 +1,13 @@
 """The bandwidth of a snapshot's copy to a buddy over loopback, compared with plain loops of sendfile or sendall and recv_into.
 
-    python tests/bench/replication.py [--quick] [--mib 1024] [--streams 1 2 4]
+    python tests/bench/replication.py [--quick] [--mib 1024] [--streams 1 2 4] [--ranks-per-parity 2 4]
 
 First each snapshot has new content. Then a rank of the buddy has the same content, as in DDP, and only digests are sent. The
 buddy's memory is warm, as from the third snapshot on in a job. Both ends of all streams and the loops share this machine's
 cores and one interpreter. In a job, the ends are processes on different machines.
+
+Last, ranks of several nodes send to one buddy, which keeps a copy of each or one parity, and then each rank is lost once: the time
+until its snapshot is in the slot of another node, and the memory that the buddy has for all of them.
 """
 
 import argparse
@@ -112,6 +115,43 @@ async def measure(mib: int, repeats: int, streams: int, *, found: bool) -> None:
     )
 
 
+async def measure_group(mib: int, repeats: int, count: int, *, parity: bool) -> None:
+    nbytes, ranks = mib << 20, tuple(map(Rank, range(count)))
+    groups = [ranks] if parity else []
+    *owners, buddy, new = [Node(f"n{at}", count) for at in range(count + 2)]
+    buddy.replicator.keep(ranks, groups)
+    for rank, owner in zip(ranks, owners, strict=True):
+        owner.seal(rank)
+        owner.replicator.set_buddies({rank: (buddy.peer,)}, groups)
+    results = []
+    for version in range(repeats + WARM_UP):
+        for rank, owner in zip(ranks, owners, strict=True):
+            write(owner, rank, version, os.urandom(nbytes))
+        began, cpu = time.perf_counter(), time.process_time()
+        for rank, owner in zip(ranks, owners, strict=True):
+            owner.vault.status_page.rank_entries[rank].set_slot(version % 2, version)
+            owner.replicator.captured(rank, version)
+        for rank, owner in zip(ranks, owners, strict=True):
+            await owner.until(lambda rank=rank, owner=owner: version in owner.told[rank][0], limit_s=120)  # noqa: B023
+        if version >= WARM_UP:
+            results.append(rates(count * nbytes, time.perf_counter() - began, time.process_time() - cpu))
+    rate, cost = (statistics.median(result[at] for result in results) for at in (0, 1))
+    taken = buddy.vault.status_page.copies_taken / nbytes
+    fetched = []
+    for rank in ranks:
+        assert await new.seat(rank, buddy.peer) is None
+        began = time.perf_counter()
+        assert await new.fetch(rank, version, buddy.peer) is None
+        fetched.append(time.perf_counter() - began)
+    for node in (*owners, buddy, new):
+        await node.close()
+    kept = f"one parity for {count} ranks" if parity else f"copies of {count} ranks"
+    print(
+        f"{mib} MiB, {kept}: {rate:.2f} GB/s, {cost:.2f} CPU s per GB; the buddy has {taken:.1f} snapshots' memory; "
+        f"a lost rank's is there after {statistics.median(fetched):.2f} s"
+    )
+
+
 def timed(nbytes: int, act: Callable[[], None]) -> tuple[float, float]:
     began, cpu = time.perf_counter(), time.process_time()
     act()
@@ -127,6 +167,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mib", type=int, nargs="*", default=[1, 64, 512])
     parser.add_argument("--streams", type=int, nargs="*", default=[1, 2, 4])
+    parser.add_argument("--ranks-per-parity", type=int, nargs="*", default=[2, 4])
     parser.add_argument("--quick", action="store_true", help="fewer and smaller snapshots")
     args = parser.parse_args()
     print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
@@ -134,6 +175,10 @@ def main() -> None:
         for streams in args.streams:
             asyncio.run(measure(mib, 3 if args.quick else 7, streams, found=False))
         asyncio.run(measure(mib, 3 if args.quick else 7, 1, found=True))
+    for mib in args.mib[1:2]:
+        for count in args.ranks_per_parity:
+            for parity in (False, True):
+                asyncio.run(measure_group(mib, 3 if args.quick else 7, count, parity=parity))
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ def _broken(settings: Settings, state: State) -> Iterator[str]:
     yield from _broken_repair(state)
     yield from _broken_nodes(settings, state)
     yield from _broken_relocation(state)
+    yield from _broken_groups(state)
     yield from _broken_counters(state)
 
 
@@ -71,6 +72,13 @@ def _broken_nodes(settings: Settings, state: State) -> Iterator[str]:
     for rank, buddies in enumerate(state.buddies):
         if len(set(buddies)) < len(buddies) or (state.phase is JobPhase.RUNNING and state.seats[rank].node in buddies):
             yield f"the copies of rank {rank} are not on other nodes: {buddies}"
+
+
+def _broken_groups(state: State) -> Iterator[str]:
+    for group in state.parity_groups if state.phase is JobPhase.RUNNING else ():
+        nodes = [state.seats[rank].node for rank in group] + list(state.buddies[group[0]])
+        if len(set(nodes)) < len(group) + 1 or len({state.buddies[rank] for rank in group}) > 1:
+            yield f"the loss of one node takes two of ranks {group} and their parity: {nodes}"
 
 
 def _broken_relocation(state: State) -> Iterator[str]:

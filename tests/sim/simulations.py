@@ -56,12 +56,15 @@ def planned(rng: random.Random, kinds: tuple[str, ...]) -> tuple[Fault, ...]:
 def settings_on_nodes(seed: int, rng: random.Random) -> Settings:
     """Return the settings of the job of this seed, on several nodes."""
     nodes = rng.randint(2, 4)
+    ranks, spare_nodes, spares = nodes * rng.randint(1, 2), rng.randint(0, 2), rng.choice((0, 0, 2))
+    replicas = rng.choice((1, 1, 2))
     return Settings(
-        world_size=nodes * rng.randint(1, 2),
+        world_size=ranks,
         nodes=nodes,
-        spare_nodes=rng.randint(0, 2),
-        spares=rng.choice((0, 0, 2)),
-        replicas=rng.choice((1, 1, 2)),
+        spare_nodes=spare_nodes,
+        spares=spares,
+        replicas=replicas,
+        ranks_per_parity=random.Random(f"parity {seed}").choice((1, 2, 3)) if replicas == 1 else 1,
         shutdown_timeout_s=3.0,
         hot_spares=random.Random(f"hot {seed}").random() < 0.3,  # its own generator: other draws do not change
     )

@@ -15,7 +15,7 @@ from vault_kit import KIB, LIMIT_S, Node, content, in_loop, off
 from deadpool_run.core.copies.commit import Commits
 from deadpool_run.ids import Rank, Version
 from deadpool_run.vault.segments import free_slot
-from deadpool_run.vault.transfer import chunks, receiver
+from deadpool_run.vault.transfer import chunks, decode, parity, receiver
 
 RANKS = 4
 SKIP = 0.1
@@ -24,19 +24,22 @@ BODY_BYTES = 12 * KIB
 
 def body(rank, version, token):
     """Return what a rank captures: some of it is every rank's, some its own, some never changes."""
-    parts = [content(-1, version, nbytes=BODY_BYTES), content(rank, version, token, BODY_BYTES)]
+    parts = [content(-1, version, nbytes=BODY_BYTES), content(rank, version, token, BODY_BYTES + rank * KIB)]
     return b"".join([*parts, content(rank, -1, nbytes=BODY_BYTES)])
 
 
 class Job:
     """The coordinator's and the agents' part, without messages between them: all are told at the same moment."""
 
+    begins_with: tuple[int, ...] = (2, 3, 4)
+    fewest = 2
+
     def __init__(self, seed):
         self.rng = random.Random(seed)
         self.commits = Commits(RANKS)
         self.reported = asyncio.Event()
         self.nodes = {}
-        self.homes, self.buddies, self.former = {}, {}, {}
+        self.homes, self.buddies, self.former, self.grouped = {}, {}, {}, {}
         self.truth = [{} for _ in range(RANKS)]
         """Per rank, version to the token of its content, in the life that counts."""
         self.timeline = self.step = self.made = self.tokens = 0
@@ -65,7 +68,7 @@ class Job:
         return self.nodes[self.homes[rank]]
 
     def start(self):
-        for _ in range(self.rng.choice((2, 3, 4))):
+        for _ in range(self.rng.choice(self.begins_with)):
             self.add_node()
         for rank in range(RANKS):
             self.homes[rank] = self.rng.choice(list(self.nodes))
@@ -84,15 +87,24 @@ class Job:
             )
             for rank, home in self.homes.items()
         }
+        self.tell_buddies(())
+
+    def tell_buddies(self, groups):
+        """As the leader does: what former buddies hold does not count once there are others."""
+        grouped_before, self.grouped = self.grouped, {rank: group for group in groups for rank in group}
+        for rank, holders in self.buddies.items():
+            regrouped = self.grouped.get(rank) != grouped_before.get(rank)
+            if regrouped or not set(holders) <= set(self.former.get(rank, ())):
+                self.commits.replaced(Rank(rank))
         nodes = list(self.nodes.values())
         self.rng.shuffle(nodes)
         for node in nodes:
             node.replicator.keep(
-                {Rank(r) for r in range(RANKS) if node.name in (*self.buddies[r], *self.former.get(r, ()))}
+                {Rank(r) for r in range(RANKS) if node.name in (*self.buddies[r], *self.former.get(r, ()))}, groups
             )
             own = [rank for rank, home in self.homes.items() if home == node.name]
             node.replicator.set_buddies(
-                {Rank(rank): tuple(self.nodes[name].peer for name in self.buddies[rank]) for rank in own}
+                {Rank(rank): tuple(self.nodes[name].peer for name in self.buddies[rank]) for rank in own}, groups
             )
 
     # --- training ------------------------------------------------------------------------------------------------
@@ -146,7 +158,7 @@ class Job:
         await self.repair([], moved=[rank])
 
     async def repair(self, lost, moved=()):
-        while len(self.nodes) < 2 or self.rng.random() < 0.3:
+        while len(self.nodes) < self.fewest or self.rng.random() < 0.3:
             self.add_node()
         sources = {}
         held = {rank: set(self.node_of(rank).vault.captured(Rank(rank))) for rank in range(RANKS) if rank not in lost}
@@ -194,11 +206,14 @@ class Job:
             node = self.node_of(rank)
             if resume not in node.vault.captured(Rank(rank)):
                 source = next(name for name, versions in sources[rank].items() if resume in versions)
-                failure = await node.fetch(rank, resume, self.nodes[source].peer)
+                failure = await self.fill(rank, resume, self.nodes[source])
                 assert failure is None, failure
             node.empty_above(rank, resume)
             self.check_own(rank, resume)
         self.step = resume
+
+    async def fill(self, rank, version, source):
+        return await self.node_of(rank).fetch(rank, version, source.peer)
 
     # --- what must hold ------------------------------------------------------------------------------------------
 
@@ -226,6 +241,64 @@ class Job:
         nodes, self.nodes = list(self.nodes.values()), {}
         for node in nodes:
             await node.close()
+
+
+class ParityJob(Job):
+    """Ranks on different nodes share parities in place of copies."""
+
+    begins_with = (3, 4, 5)
+    fewest = 3
+    computed = 0
+
+    def choose_buddies(self):
+        self.former = self.buddies
+        ranks, groups, most = self.rng.sample(range(RANKS), RANKS), [], self.rng.choice((2, 3, 3))
+        while ranks:
+            group = [ranks.pop()]
+            for rank in list(ranks):
+                homes = {self.homes[each] for each in group}
+                if len(group) < min(most, len(self.nodes) - 1) and self.homes[rank] not in homes:
+                    ranks.remove(rank)
+                    group.append(rank)
+            groups.append(tuple(map(Rank, sorted(group))))
+        for group in groups:
+            homes = {self.homes[rank] for rank in group}
+            holder = self.rng.choice([name for name in self.nodes if name not in homes])
+            self.buddies = {**self.buddies, **dict.fromkeys(group, (holder,))}
+        self.tell_buddies([group for group in groups if len(group) > 1])
+
+    async def fill(self, rank, version, source):
+        self.computed += source.copy_of(rank, version) is None
+        if self.node_of(rank) is source:
+            return await source.compute(rank, version)
+        return await super().fill(rank, version, source)
+
+    def check_copies(self, rank, name, versions, *, may_go=False):
+        """Nobody has a copy before it is needed, if its rank shares a parity."""
+        there = [version for version in versions if self.nodes[name].copy_of(rank, version) is not None]
+        super().check_copies(rank, name, there, may_go=may_go)
+
+
+@pytest.mark.parametrize("seed", range(12))
+@in_loop
+async def test_what_is_computed_from_parities_is_what_was_captured(seed, monkeypatch):
+    monkeypatch.setattr(chunks, "CHUNK_BYTES", 4 * KIB)
+    monkeypatch.setattr(parity, "CHUNK_BYTES", 4 * KIB)
+    monkeypatch.setattr(decode, "CHUNK_BYTES", 4 * KIB)
+    monkeypatch.setattr(receiver, "_CAPTURE_WAIT_S", 0.05)
+    job = ParityJob(seed)
+    try:
+        job.start()
+        for _ in range(8):
+            await job.until_protected()
+            for _ in range(job.rng.randint(0, 6)):
+                job.train()
+                await job.let_run()
+            await job.rng.choice((job.lose_node, job.lose_node, job.lose_worker))()
+        assert job.timeline == 8
+        assert job.computed
+    finally:
+        await job.close()
 
 
 @pytest.mark.parametrize("seed", range(12))

@@ -16,7 +16,7 @@ from deadpool_run.vault.segments import HEADER_BYTES, SegmentState, SlotHeader
 from deadpool_run.vault.status_page import BUSY, EMPTY
 from deadpool_run.vault.transfer import framing, headers
 from deadpool_run.vault.transfer.chunks import ChunkDigests, Hasher
-from deadpool_run.vault.transfer.exchange import Incoming
+from deadpool_run.vault.transfer.exchange import IncomingCopy
 from deadpool_run.vault.transfer.headers import Go, HeldVersions
 from deadpool_run.vault.transfer.replicator import Replicator
 from deadpool_run.vault.vault import Vault
@@ -78,6 +78,7 @@ class Node:
             dial or connect,
             self._on_safe,
             self._on_refused,
+            here=self.peer,
             secret=secret,
             bandwidth=bandwidth,
             streams=streams,
@@ -169,6 +170,9 @@ class Node:
 
     async def fetch(self, rank, version, source):
         return await self._asked(lambda done: self.replicator.fetch(Rank(rank), Version(version), source, done))
+
+    async def compute(self, rank, version):
+        return await self._asked(lambda done: self.replicator.compute(Rank(rank), Version(version), done))
 
     async def _asked(self, ask):
         answer = asyncio.get_running_loop().create_future()
@@ -268,7 +272,7 @@ class FakeBuddy:
 
     def receive(self, offer):
         with memoryview(bytearray(offer.nbytes)) as view:
-            return Incoming(view, digests_of(offer), [], self.meter).receive(self.connection, 0, 1)
+            return IncomingCopy(view, digests_of(offer), [], self.meter).receive(self.connection, 0, 1)
 
     async def accepts(self, offer):
         """Have the offered snapshot sent, and say that it is held."""

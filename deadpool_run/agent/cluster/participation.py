@@ -86,6 +86,7 @@ class Participation:
             lambda address, port: rendezvous.dial(ConnectionRole.VAULT, address, port, self._credentials),
             self.node.replicated,
             self.node.refused,
+            here=self._here,
             secret=spec.cluster.token,
             bandwidth=spec.cluster.bandwidth,
             streams=spec.cluster.streams or max(1, _STREAMS // spec.nproc_per_node),

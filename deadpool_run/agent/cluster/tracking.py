@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 
 from deadpool_run.core.copies.commit import Commits
+from deadpool_run.core.copies.parity_groups import Group
 from deadpool_run.core.state import State
 from deadpool_run.ids import NodeId, Rank, Version
 from deadpool_run.wire.peers import Buddies, Committed, Peer
@@ -18,6 +19,7 @@ class Tracking:
         """The commits, as every node has them."""
         self._buddies: dict[NodeId, Buddies] = {}
         self._copied_to: tuple[tuple[NodeId, ...], ...] = ()
+        self._groups: dict[Rank, Group] = {}
         self._protected = False
 
     def new_timeline(self, timeline: int, rollback: Version | None) -> None:
@@ -45,8 +47,10 @@ class Tracking:
     def buddies_news(self, state: State, peer: Callable[[NodeId], Peer | None]) -> Iterator[tuple[NodeId, Buddies]]:
         """Yield each node whose buddies or copies changed since they were last sent, with all of them."""
         before, self._copied_to = self._copied_to, state.buddies
+        grouped_before, self._groups = self._groups, {rank: group for group in state.parity_groups for rank in group}
         for rank, new in enumerate(state.buddies):
-            if not before or not set(new) <= set(before[rank]):
+            regrouped = grouped_before.get(Rank(rank)) != self._groups.get(Rank(rank))
+            if not before or regrouped or not set(new) <= set(before[rank]):
                 self.commits.replaced(Rank(rank))
         mine: dict[NodeId, dict[Rank, tuple[Peer, ...]]] = defaultdict(dict)
         keep: dict[NodeId, list[Rank]] = defaultdict(list)
@@ -60,7 +64,8 @@ class Tracking:
                 keep[holder].append(seat.rank)
         self._buddies = {node: told for node, told in self._buddies.items() if node in state.nodes}
         for node in state.nodes:
-            told = Buddies(dict(mine[node]), tuple(keep[node]))
+            groups = {self._groups[rank] for rank in (*mine[node], *keep[node]) if rank in self._groups}
+            told = Buddies(dict(mine[node]), tuple(keep[node]), tuple(sorted(groups)))
             # A new leader tells all of them: a node may have had a rank, and has none now.
             if told != self._buddies.get(node):
                 self._buddies[node] = told

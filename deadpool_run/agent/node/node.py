@@ -201,8 +201,10 @@ class LocalNode:
         """Send the order once the snapshot is here."""
         rank = self.workforce.rank(order.worker)
         done = self._fetched(order, source, lambda: self.workforce.send(order.worker, order))
-        if source is None or self.copies is None or rank is None:
+        if self.copies is None or rank is None:
             done(None)
+        elif source is None:
+            self.copies.compute(rank, order.version, done)
         else:
             self.copies.fetch(rank, order.version, source, done)
 
@@ -266,8 +268,8 @@ class LocalNode:
             return
         for rank in self.copies.local_ranks() - buddies.mine.keys():  # also those of replacements that were ended here
             self.copies.left(rank)
-        self.copies.keep(buddies.keep)
-        self.copies.set_buddies(buddies.mine)
+        self.copies.keep(buddies.keep, buddies.groups)
+        self.copies.set_buddies(buddies.mine, buddies.groups)
         self.copies.report_all()  # earlier reports were of former buddies, or went to another leader
 
     def committed(self, committed: Committed) -> None:

@@ -1,5 +1,6 @@
 """Builds a `LaunchSpec` from resolved option values. Pure."""
 
+import importlib.util
 import re
 import signal
 import sys
@@ -16,7 +17,7 @@ from deadpool_run.cli.options import accepted_only
 from deadpool_run.cli.options.machine import Surroundings
 from deadpool_run.cli.options.resolve import Values, parse_duration_s
 from deadpool_run.cli.options.table import BY_NAME
-from deadpool_run.core.settings import Settings
+from deadpool_run.core.settings import MAX_GROUP, Settings
 from deadpool_run.errors import UsageError
 from deadpool_run.wire.checkpoints import DurableSpec
 
@@ -93,6 +94,7 @@ def _settings(
         spares=wanted.spares,
         spare_nodes=wanted.spare_nodes,
         replicas=values.count("replicas", 0),
+        ranks_per_parity=_ranks_per_parity(values),
         durable=durable is not None and bool(durable.target),
         join_timeout_s=accepted_only.join_timeout_s(values),
         node_timeout_s=values.seconds("node_timeout"),
@@ -190,6 +192,24 @@ def _hot_spares(values: Values, start_method: StartMethod) -> bool:
             "--spare-mode hot needs workers from the fork server\nremove --start-method, --no-python and PYTHON_EXEC, or use --spare-mode warm"
         )
     return hot
+
+
+def _ranks_per_parity(values: Values) -> int:
+    kind, _, count = values.text("redundancy").partition(":")
+    if (kind, count) == ("copies", ""):
+        return 1
+    if kind != "xor" or not count.isdecimal() or not 2 <= int(count) <= MAX_GROUP:
+        advice = f"write copies, or xor:K with 2 to {MAX_GROUP} ranks that share a parity, such as xor:4"
+        raise values.refuse("redundancy", "not a kind of redundancy", advice)
+    if values.count("replicas", 0) != 1:
+        raise values.refuse(
+            "replicas", "--redundancy xor keeps parities in place of copies", "remove one of the options"
+        )
+    if importlib.util.find_spec("numpy") is None:
+        raise values.refuse(
+            "redundancy", "parities are computed with numpy, which is not installed", "pip install numpy"
+        )
+    return int(count)
 
 
 def _target(values: Values, argv: tuple[str, ...]) -> Target:

@@ -94,6 +94,12 @@ _NODES = (
             default="1",
         ),
         Option(
+            "redundancy",
+            "KIND",
+            "`copies` of each rank's snapshots on other machines, or `xor:K`: one parity for K ranks of different machines, in about 1/K of the memory. With it, only one machine may be lost at once.",
+            default="copies",
+        ),
+        Option(
             "replica_bandwidth",
             "BYTES",
             "Limit on the bytes per second that a machine's copies use, such as 500M or 2G. Default: no limit.",

@@ -12,7 +12,8 @@ from msgspec.structs import replace
 
 from deadpool_run.core import effects as do
 from deadpool_run.core import events as ev
-from deadpool_run.core.copies import shortages
+from deadpool_run.core.copies import parity_groups, shortages
+from deadpool_run.core.copies.parity_groups import Group
 from deadpool_run.core.decision import Decision
 from deadpool_run.core.settings import Settings
 from deadpool_run.core.state import NodeRecord, State
@@ -69,17 +70,17 @@ def update(decision: Decision) -> None:
     state = decision.state
     if state.phase not in _COPIED_IN or _is_up_to_date(decision):
         return
-    chosen = choose(decision.settings, state)
+    chosen, groups = arrange(decision.settings, state)
     state.refused_at = None
-    if chosen != state.buddies:
+    if (chosen, groups) != (state.buddies, state.parity_groups):
         before = state.buddies
         state.former_buddies = _joined(state.former_buddies, before)  # they hold the only copies for now
-        state.buddies, state.buddies_told = chosen, False
+        state.buddies, state.parity_groups, state.buddies_told = chosen, groups, False
         if before and chosen:
             shortages.announce(decision, before)
     if not state.buddies_told:
         state.buddies_told = True
-        decision.effects.append(do.SetBuddies(chosen))
+        decision.effects.append(do.SetBuddies(chosen, groups))
 
 
 def left_home(decision: Decision, rank: Rank, node: NodeId) -> None:
@@ -129,12 +130,20 @@ def _is_up_to_date(decision: Decision) -> bool:
     )
 
 
+def arrange(settings: Settings, state: State) -> tuple[tuple[tuple[NodeId, ...], ...], tuple[Group, ...]]:
+    """Return each rank's buddies, and the groups of ranks that share a parity. There are none if there is no other node."""
+    if settings.ranks_per_parity == 1:
+        return choose(settings, state), ()
+    living = _living(state)
+    return parity_groups.choose(settings, state, living) if len(living) > 1 else ((), ())
+
+
 def choose(settings: Settings, state: State) -> tuple[tuple[NodeId, ...], ...]:
-    """Return each rank's buddies; empty if there is no other node. A node that was drained is none.
+    """Return the nodes that hold copies of each rank; empty if there is no other node.
 
     A node that holds copies keeps them unless another is better, since every change sends a whole snapshot.
     """
-    living = {node: record for node, record in state.nodes.items() if not state.is_left(node)}
+    living = _living(state)
     replicas = min(settings.replicas, len(living) - 1)
     if replicas < 1:
         return ()
@@ -150,6 +159,11 @@ def choose(settings: Settings, state: State) -> tuple[tuple[NodeId, ...], ...]:
         holders = (node.node for node in best)
         chosen.append(tuple(sorted(holders, key=lambda node: before.index(node) if node in before else len(before))))
     return tuple(chosen)
+
+
+def _living(state: State) -> dict[NodeId, NodeRecord]:
+    """Return the nodes that can hold copies: not those that were drained."""
+    return {node: record for node, record in state.nodes.items() if not state.is_left(node)}
 
 
 class _Nodes:

@@ -138,6 +138,7 @@ def _begin(decision: Decision, reason: str) -> None:
     state.capture_interval = decision.settings.capture_interval
     state.skipped_at, state.raised_to, state.calm_s, state.halved = None, NO_VERSION, 0.0, False
     state.buddies = state.former_buddies = ()
+    state.parity_groups = ()
     state.warn_at = state.exposed_at = None
     state.committed = state.unprotected = state.entered = state.bypassed = False
     decision.next_epoch()

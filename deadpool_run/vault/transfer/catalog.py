@@ -14,8 +14,9 @@ from deadpool_run.vault import segments
 from deadpool_run.vault.transfer.chunks import ChunkDigests, Hasher, SlotDigests
 from deadpool_run.vault.transfer.framing import Bucket, Meter
 from deadpool_run.vault.transfer.replicas import TRANSCRIPT, Replicas
-from deadpool_run.vault.transfer.streams import StripedReceives
+from deadpool_run.vault.transfer.streams import Dial, StripedReceives
 from deadpool_run.vault.vault import Held, Vault
+from deadpool_run.wire.peers import Peer, Traffic
 
 
 class Timeline:
@@ -59,6 +60,9 @@ class Shared:
     hasher: Hasher
     slot_digests: SlotDigests
     replicas: Replicas
+    dial: Dial
+    here: Peer
+    """Where other nodes reach this one."""
     timeline: Timeline = field(default_factory=Timeline)
     captures: threading.Condition = field(default_factory=threading.Condition)
     """Notified when a rank that lives here has captured or skipped a version."""
@@ -68,6 +72,21 @@ class Shared:
     deduplicated: Meter = field(default_factory=Meter)
     """Bytes that buddies had already."""
     copy_times: CopyTimes = field(default_factory=CopyTimes)
+
+    def traffic(self, fetched_bytes: int, fetched_s: float) -> Traffic:
+        """Return what was copied between this node and others, and how fast. The arguments are of the last fetch."""
+        return Traffic(
+            sent_bytes=self.sent.total,
+            received_bytes=self.received.total,
+            spared_bytes=self.deduplicated.total,
+            sent_bytes_per_s=self.sent.rate(),
+            received_bytes_per_s=self.received.rate(),
+            copied_s=self.copy_times.copied_s,
+            hashed_s=self.copy_times.hashed_s,
+            fetched_bytes=fetched_bytes,
+            fetched_s=fetched_s,
+            without_memory=self.replicas.without_memory(),
+        )
 
 
 class Source:

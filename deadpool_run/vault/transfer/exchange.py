@@ -82,10 +82,21 @@ def _send_missing(
 
 
 class Incoming:
-    """A segment that is received into `view`, which has its size. `sources` may have equal chunks."""
+    """A segment that is received. `sources` may have equal chunks. Subclasses say where the chunks go."""
 
-    def __init__(self, view: memoryview, digests: ChunkDigests, sources: Sequence[Source], meter: Meter) -> None:
-        self._view, self._digests, self._sources, self._meter = view, digests, sources, meter
+    def __init__(self, digests: ChunkDigests, sources: Sequence[Source], meter: Meter) -> None:
+        self._digests, self._sources, self._meter = digests, sources, meter
+
+    def _space(self, chunk: Range) -> memoryview:
+        """Return memory for a chunk, which the caller releases."""
+        raise NotImplementedError
+
+    def _lacks(self, chunk: Range) -> bool:  # noqa: ARG002 - for subclasses
+        """Return whether the chunk is not here yet."""
+        return True
+
+    def _arrived(self, chunk: Range, data: memoryview) -> None:
+        """Note that a chunk with the announced digest is in its space."""
 
     def receive(self, connection: PeerConnection, part: int, of: int) -> Outcome:
         """Receive what `send_part` and `end_part` send. Raises OSError and `ProtocolError`."""
@@ -108,7 +119,7 @@ class Incoming:
         if number != Outcome.WHOLE:
             return Outcome.TORN
         if answered or next(due, None) is not None:
-            raise ProtocolError(f"a segment of {len(self._view)} bytes ended early")
+            raise ProtocolError(f"a segment of {self._digests.nbytes} bytes ended early")
         return outcome if hmac.compare_digest(seal, self._digests.seal(part, of)) else Outcome.DAMAGED
 
     def _answer(
@@ -120,7 +131,7 @@ class Incoming:
             raise ProtocolError(f"{length} bytes of digests are not those of a block of {len(block)} chunks")
         body = framing.receive_sealed(connection, length)
         self._digests.put(number, body)
-        missing = dict(zip(block, split(body), strict=True))
+        missing = {chunk: digest for chunk, digest in zip(block, split(body), strict=True) if self._lacks(chunk)}
         for source in list(sources):
             if not missing:
                 break
@@ -140,19 +151,42 @@ class Incoming:
 
     def _copy(self, fd: int, place: int, chunk: Range, digest: bytes) -> bool:
         """Copy a chunk; return whether it is the wanted one, because the memory may have changed."""
-        with self._view[slice(*chunk)] as target:
+        with self._space(chunk) as target:
             count = os.preadv(fd, [target], place)
-            return count == len(target) and self._digests.hasher.chunk(target) == digest
+            if count != len(target) or self._digests.hasher.chunk(target) != digest:
+                return False
+            self._arrived(chunk, target)
+            return True
 
     def _take(self, connection: PeerConnection, length: int, missing: list[tuple[Range, bytes]]) -> Outcome:
         """Receive the missing chunks of a block; return whether they are those that were announced."""
         if length != sum(end - begin for (begin, end), _ in missing):
             raise ProtocolError(f"{length} bytes of chunks are not those that are missing")
         outcome = Outcome.WHOLE
-        for (begin, end), digest in missing:
-            with self._view[begin:end] as target:
+        for chunk, digest in missing:
+            with self._space(chunk) as target:
                 framing.receive_into(connection.sock, target)
-                if not hmac.compare_digest(self._digests.hasher.chunk(target), digest):
+                if hmac.compare_digest(self._digests.hasher.chunk(target), digest):
+                    self._arrived(chunk, target)
+                else:
                     outcome = Outcome.DAMAGED
         self._meter.add(length)
         return outcome
+
+
+class IncomingCopy(Incoming):
+    """A segment that is received into `view`, which has its size."""
+
+    def __init__(self, view: memoryview, digests: ChunkDigests, sources: Sequence[Source], meter: Meter) -> None:
+        super().__init__(digests, sources, meter)
+        self._view = view
+
+    def _space(self, chunk: Range) -> memoryview:
+        return self._view[slice(*chunk)]
+
+
+def receive_whole(connection: PeerConnection, incoming: Incoming, part: int, of: int) -> None:
+    """Receive a part of a segment, whole. Raises OSError and `ProtocolError`."""
+    outcome = incoming.receive(connection, part, of)
+    if outcome is not Outcome.WHOLE:
+        raise ProtocolError(f"the peer sent a {outcome.name.lower()} segment")

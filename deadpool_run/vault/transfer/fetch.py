@@ -5,19 +5,18 @@ import os
 import threading
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
-from deadpool_run.errors import DeadpoolError, ProtocolError, SnapshotError
+from deadpool_run.errors import DeadpoolError, SnapshotError
 from deadpool_run.ids import Rank, Version
 from deadpool_run.vault import segments
 from deadpool_run.vault.status_page import BUSY, EMPTY
 from deadpool_run.vault.transfer import headers
 from deadpool_run.vault.transfer.catalog import Shared, is_sound, similar
 from deadpool_run.vault.transfer.chunks import ChunkDigests
-from deadpool_run.vault.transfer.exchange import Incoming
-from deadpool_run.vault.transfer.framing import Outcome
+from deadpool_run.vault.transfer.decode import Others, ParityDecoder
+from deadpool_run.vault.transfer.exchange import Incoming, IncomingCopy, receive_whole
 from deadpool_run.vault.transfer.replicas import TRANSCRIPT, Memory
-from deadpool_run.vault.transfer.sender import Dial
 from deadpool_run.vault.transfer.streams import StreamPool
 from deadpool_run.wire.peer_connection import PeerConnection
 from deadpool_run.wire.peers import Peer
@@ -25,8 +24,18 @@ from deadpool_run.wire.peers import Peer
 T = TypeVar("T")
 
 
+class OpenConnections(Protocol):
+    """OpenConnections of a task, which another thread may shut down."""
+
+    def shut_down(self) -> None:
+        """End every wait on them, and open no others."""
+
+    def close(self) -> None:
+        """Close them."""
+
+
 class FetchTask(Generic[T]):
-    """Fetches one segment from a peer, after the rank's last fetch task has ended.
+    """Fetches one segment over connections of its own, after the rank's last fetch task has ended.
 
     `on_end` is called on the task's thread with the result of `act`, or with None and the error.
     """
@@ -36,20 +45,20 @@ class FetchTask(Generic[T]):
         *,
         name: str,
         peer: Peer,
-        dial: Dial,
-        act: Callable[[StreamPool], T],
+        connections: OpenConnections,
+        act: Callable[[], T],
         on_end: Callable[[T | None, str | None], object],
         after: "FetchTask[Any] | None",
     ) -> None:
-        """Start."""
+        """Start. `peer` is the node that errors name."""
         self._peer, self._act, self._on_end, self._after = peer, act, on_end, after
-        self._stream_pool = StreamPool(lambda: dial(peer.address, peer.port))
+        self._connections = connections
         self.thread = threading.Thread(target=self._run, name=f"deadpool-{name}", daemon=True)
         self.thread.start()
 
     def stop(self) -> None:
         """End the thread; the task fails unless it is complete."""
-        self._stream_pool.shut_down()
+        self._connections.shut_down()
 
     def _run(self) -> None:
         if self._after is not None:
@@ -58,8 +67,8 @@ class FetchTask(Generic[T]):
         result: T | None = None
         failure: str | None = "an unexpected error"
         try:
-            with contextlib.closing(self._stream_pool) as stream_pool:
-                result = self._act(stream_pool)
+            with contextlib.closing(self._connections):
+                result = self._act()
             failure = None
         except (OSError, DeadpoolError) as error:
             failure = f"{self._peer.node} ({self._peer.address}:{self._peer.port}): {error}"
@@ -71,10 +80,10 @@ def fetch_transcript(shared: Shared, rank: Rank, timeline: int, stream_pool: Str
     """Return the rank's transcript in memory that the caller owns. Raises OSError and `DeadpoolError`."""
     connection, memory = stream_pool.first(), Memory(segments.create_memory(f"{rank}-transcript"))
     try:
-        have = _ask(connection, rank, TRANSCRIPT, timeline, of=1)
+        have = headers.ask(connection, rank, TRANSCRIPT, timeline, of=1)
         with memory.view(have.nbytes) as view:
             digests = ChunkDigests(shared.hasher, rank, TRANSCRIPT, have.token, have.nbytes)
-            _receive(connection, Incoming(view, digests, [], shared.received), 0, 1)
+            receive_whole(connection, IncomingCopy(view, digests, [], shared.received), 0, 1)
         _check(is_sound(memory.fd, TRANSCRIPT, have.token, have.nbytes), f"the transcript of rank {rank}")
     except BaseException:
         memory.close()
@@ -85,18 +94,52 @@ def fetch_transcript(shared: Shared, rank: Rank, timeline: int, stream_pool: Str
 def fetch_snapshot(shared: Shared, rank: Rank, version: Version, timeline: int, stream_pool: StreamPool) -> int:
     """Fetch this version into the rank's slots; return its size. Raises OSError and `DeadpoolError`.
 
-    It replaces the older snapshot; the other slot is emptied when it is complete. The slots stay the same files, because the
-    worker may already have their descriptors. Equal chunks that were hashed here already are copied.
+    Equal chunks that were hashed here already are copied.
     """
-    vault, have = shared.vault, _ask(stream_pool.first(), rank, version, timeline, of=shared.streams)
+    have = headers.ask(stream_pool.first(), rank, version, timeline, of=shared.streams)
     connections = 1 + stream_pool.open(have.of - 1)
 
     def fetch_parts(first: int, incoming: Incoming, connection: PeerConnection) -> None:
         for part in range(first, have.of, connections):
-            same = part == 0 or _ask(connection, rank, version, timeline, part=part, of=have.of) == have
+            same = part == 0 or headers.ask(connection, rank, version, timeline, part=part, of=have.of) == have
             _check(same, f"part {part} of snapshot {version} of rank {rank}")
-            _receive(connection, incoming, part, have.of)
+            receive_whole(connection, incoming, part, have.of)
 
+    digests = ChunkDigests(shared.hasher, rank, version, have.token, have.nbytes)
+
+    def receive(view: memoryview) -> None:
+        with similar(shared, rank, version, timeout_s=0) as sources:
+            hashed = [source for source in sources if source.digests.are_known()]  # a repair waits: hash nothing now
+            incoming = IncomingCopy(view, digests, hashed, shared.received)
+            stream_pool.work(*(partial(fetch_parts, first, incoming) for first in range(connections)))
+
+    _fill_slot(shared, rank, version, digests, receive)
+    return have.nbytes
+
+
+def compute_snapshot(shared: Shared, rank: Rank, version: Version, timeline: int, others: Others) -> int:
+    """Compute this version from the parity here into the rank's slots; return its size. Raises OSError and `DeadpoolError`."""
+    parities = shared.replicas.parities
+    parity = parities.open(rank, version)
+    if parity is None:
+        raise SnapshotError(f"there is no parity with snapshot {version} of rank {rank}")
+    try:
+        digests = parity.parts[rank].digests
+        decoder = ParityDecoder(shared, parity, timeline, others)
+        _fill_slot(shared, rank, version, digests, partial(decoder.fill, rank))
+    finally:
+        parities.shut(parity)
+    return digests.nbytes
+
+
+def _fill_slot(
+    shared: Shared, rank: Rank, version: Version, digests: ChunkDigests, receive: Callable[[memoryview], object]
+) -> None:
+    """Have a slot filled, in place of the older snapshot; the other slot is emptied when it is complete.
+
+    The slots stay the same files, because the worker may already have their descriptors. Raises OSError and `DeadpoolError`.
+    """
+    vault = shared.vault
     fds = vault.open_slots(rank)
     if fds is None:
         raise SnapshotError(f"rank {rank} does not live on this node any more")
@@ -105,18 +148,9 @@ def fetch_snapshot(shared: Shared, rank: Rank, version: Version, timeline: int, 
         slot = min((0, 1), key=lambda slot: held.get(slot, EMPTY))
         _empty(shared, rank, slot, fds[slot], BUSY)
         try:
-            with (
-                contextlib.closing(Memory(os.dup(fds[slot]))) as memory,
-                memory.view(have.nbytes) as view,
-                similar(shared, rank, version, timeout_s=0) as sources,
-            ):
-                digests = ChunkDigests(shared.hasher, rank, version, have.token, have.nbytes)
-                hashed = [
-                    source for source in sources if source.digests.are_known()
-                ]  # a repair waits: hash nothing now
-                incoming = Incoming(view, digests, hashed, shared.received)
-                stream_pool.work(*(partial(fetch_parts, first, incoming) for first in range(connections)))
-            sound = is_sound(fds[slot], version, have.token, have.nbytes)
+            with contextlib.closing(Memory(os.dup(fds[slot]))) as memory, memory.view(digests.nbytes) as view:
+                receive(view)
+            sound = is_sound(fds[slot], version, digests.token, digests.nbytes)
             sound = sound and segments.read_manifest(fds[slot], version).rank == rank
             _check(sound, f"snapshot {version} of rank {rank}")
         except BaseException:
@@ -127,7 +161,6 @@ def fetch_snapshot(shared: Shared, rank: Rank, version: Version, timeline: int, 
     finally:
         for fd in fds:
             os.close(fd)
-    return have.nbytes
 
 
 def _empty(shared: Shared, rank: Rank, slot: int, fd: int, state: int) -> None:
@@ -139,24 +172,3 @@ def _empty(shared: Shared, rank: Rank, slot: int, fd: int, state: int) -> None:
 def _check(sound: bool, what: str) -> None:
     if not sound:
         raise SnapshotError(f"{what} arrived damaged")
-
-
-def _ask(  # noqa: PLR0913 - what is asked for
-    connection: PeerConnection, rank: Rank, version: Version | None, timeline: int, *, part: int = 0, of: int
-) -> headers.Have:
-    """Ask for a part of a segment; return what is announced. The part follows."""
-    headers.send(connection, headers.Get(rank, version, timeline, part, of))
-    answer = headers.receive_answer(connection)
-    match answer:
-        case headers.Have():
-            return answer
-        case headers.No(why):
-            raise SnapshotError(why[:200])
-        case _:
-            raise ProtocolError(f"a vault answers {type(answer).__name__} to Get")
-
-
-def _receive(connection: PeerConnection, incoming: Incoming, part: int, of: int) -> None:
-    outcome = incoming.receive(connection, part, of)
-    if outcome is not Outcome.WHOLE:
-        raise ProtocolError(f"the peer sent a {outcome.name.lower()} segment")

@@ -2,7 +2,7 @@
 
 An owner sends `Put`, and `PartHeader` over further connections. The answer is `Go`, then `HeldVersions` after the segment; or
 `HeldVersions` at once, if the content is there already; or `No`. A node with a replacement sends `Get`. The answer is `Have` and
-the segment, or `No`.
+the segment, or `No`; any number of `Wait` come first while the segment is being computed from a parity.
 """
 
 import os
@@ -11,13 +11,15 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from deadpool_run.errors import ProtocolError
+from deadpool_run.core.settings import MAX_GROUP
+from deadpool_run.errors import ProtocolError, SnapshotError
 from deadpool_run.ids import Rank, Version
 from deadpool_run.structs import Tagged
 from deadpool_run.vault.transfer import framing
 from deadpool_run.vault.transfer.streams import MAX_PARTS
 from deadpool_run.wire.frames import pack
 from deadpool_run.wire.peer_connection import PeerConnection
+from deadpool_run.wire.peers import Peer
 from deadpool_run.wire.typed import Decoder, to_json
 
 TOKEN_BYTES = 16
@@ -51,6 +53,10 @@ class Put(Tagged):
     of: _PartCount
     delivery: _Token
     """The first part follows here, the others after their `PartHeader`."""
+    group: Annotated[tuple[_Rank, ...], Meta(max_length=MAX_GROUP)] = ()
+    """The ranks that share a parity, to which the snapshot is to be added; without them the snapshot itself is kept."""
+    home: Peer | None = None
+    """Where the snapshot itself is; with a group."""
 
 
 class PartHeader(Tagged):
@@ -83,6 +89,10 @@ class No(Tagged):
     """There is no memory for the offered copy."""
 
 
+class Wait(Tagged):
+    """Says that the segment is being computed; another answer follows."""
+
+
 class HeldVersions(Tagged):
     """Lists what is held of the rank now: its versions, and the token of its transcript."""
 
@@ -99,7 +109,7 @@ class Have(Tagged):
 
 
 Request = Put | PartHeader | Get
-Answer = Go | No | HeldVersions | Have
+Answer = Go | No | Wait | HeldVersions | Have
 _REQUESTS: Decoder[Request] = Decoder(Request, "a request between vaults")
 _ANSWERS: Decoder[Answer] = Decoder(Answer, "an answer between vaults")
 
@@ -117,6 +127,12 @@ def receive_request(connection: PeerConnection, world_size: int, idle: Callable[
     request = _REQUESTS.decode(body)
     if not isinstance(request, PartHeader) and request.rank >= world_size:
         raise ProtocolError(f"a request between vaults is about rank {request.rank}, and there are {world_size}")
+    if isinstance(request, Put) and request.group:
+        group = request.group
+        if list(group) != sorted(set(group)) or request.rank not in group or group[-1] >= world_size:
+            raise ProtocolError(f"a group of ranks {group} is none for rank {request.rank} of {world_size}")
+        if request.home is None:
+            raise ProtocolError(f"rank {request.rank} is offered for a parity by nobody")
     return request
 
 
@@ -126,3 +142,19 @@ def receive_answer(connection: PeerConnection) -> Answer:
     if body is None:
         raise ConnectionError("the peer hung up")
     return _ANSWERS.decode(body)
+
+
+def ask(  # noqa: PLR0913 - what is asked for
+    connection: PeerConnection, rank: Rank, version: Version | None, timeline: int, *, part: int = 0, of: int
+) -> Have:
+    """Ask for a part of a segment; return what is announced. The part follows. Raises OSError and `DeadpoolError`."""
+    send(connection, Get(rank, version, timeline, part, of))
+    while isinstance(answer := receive_answer(connection), Wait):
+        pass
+    match answer:
+        case Have():
+            return answer
+        case No(why):
+            raise SnapshotError(why[:200])
+        case _:
+            raise ProtocolError(f"a vault answers {type(answer).__name__} to Get")

@@ -1,7 +1,8 @@
 """Copies of snapshots and transcripts of ranks that live on other nodes.
 
 A complete copy is never overwritten: a new one is received into separate memory, and added when it is complete. So each
-rank has memory for two copies and a spare, which rotate. All methods are thread-safe.
+rank has memory for two copies and a spare, which rotate. All methods are thread-safe. `parities` takes the place of the
+snapshots' copies, not of the transcripts', for ranks that share one.
 """
 
 import mmap
@@ -10,10 +11,12 @@ import threading
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
+from deadpool_run.core.copies.parity_groups import Group
 from deadpool_run.errors import NoMemoryError
 from deadpool_run.ids import Rank, Version
 from deadpool_run.vault.segments import blob_header, create_memory, whole_pages
 from deadpool_run.vault.transfer.chunks import ChunkDigests, Hasher
+from deadpool_run.vault.transfer.parity import Parities
 from deadpool_run.vault.vault import Held, Segments, Vault
 
 Token = bytes
@@ -116,13 +119,15 @@ class Replicas:
         self._ranks: dict[Rank, _Rank] = {}
         self._kept: frozenset[Rank] = frozenset()
         self._timeline = 0
+        self.parities = Parities(hasher, vault, self._lock, self._announce)
 
     # --- for the loop --------------------------------------------------------------------------------------------
 
-    def keep(self, ranks: Collection[Rank]) -> None:
-        """Hold copies of only these ranks from now on."""
+    def keep(self, ranks: Collection[Rank], groups: Collection[Group] = ()) -> None:
+        """Hold copies of only these ranks from now on, or parities of these groups."""
         with self._lock:
             self._kept = frozenset(ranks)
+            self.parities.keep(ranks, groups)
             self._refused &= self._kept
             for rank in self._ranks.keys() - self._kept:
                 self.drop(rank)
@@ -133,6 +138,7 @@ class Replicas:
             self._timeline = timeline
             for own in self._ranks.values():
                 self._free_older(own, timeline, {each for each in own.snapshots() if each > version})
+            self.parities.discard_above(timeline, version)
             self._announce()
 
     def renew(self, timeline: int) -> None:
@@ -143,16 +149,23 @@ class Replicas:
                 self._free_older(own, timeline, set(own.copies))
                 if not own.copies:
                     self.drop(rank)
+            self.parities.renew(timeline)
             self._announce()
 
     def versions(self, rank: Rank) -> tuple[Version, ...]:
         """Return, oldest first, the versions of a rank; none without its transcript."""
         with self._lock:
             own = self._ranks.get(rank, _Rank())
-            return tuple(sorted(own.snapshots())) if TRANSCRIPT in own.copies else ()
+            found = {*own.snapshots(), *self.parities.versions(rank)}
+            return tuple(sorted(found)) if TRANSCRIPT in own.copies else ()
+
+    def ranks(self) -> set[Rank]:
+        """Return the ranks of which there are copies, whole or not, or parts of a parity."""
+        with self._lock:
+            return {*self._ranks, *self.parities.ranks()}
 
     def held(self) -> dict[Rank, tuple[Version, ...]]:
-        """Return the versions of each rank, with a transcript or without."""
+        """Return the versions of each rank of which there are copies, with a transcript or without."""
         with self._lock:
             return {rank: tuple(own.snapshots()) for rank, own in self._ranks.items()}
 
@@ -167,12 +180,13 @@ class Replicas:
     def move_to(self, vault: Vault, rank: Rank, *, left: bool = True) -> bool:
         """Turn the copies of a rank into its own memory here; False without a snapshot and an undamaged transcript.
 
-        Without `left`, the rank's own old snapshots do not count.
+        A snapshot that a parity has counts, and is computed when its version is wanted. Without `left`, the rank's own old
+        snapshots do not count.
         """
         with self._lock:
             own = self._ranks.get(rank, _Rank())
             newest = sorted((v for v, copy in own.snapshots().items() if left or not copy.left_behind), reverse=True)
-            if TRANSCRIPT not in own.copies or not newest:
+            if TRANSCRIPT not in own.copies or not (newest or self.parities.versions(rank)):
                 return False
             if not own.copies[TRANSCRIPT].is_as_received():  # torch unpickles objects in it
                 self._free(own, own.copies.pop(TRANSCRIPT))
@@ -211,6 +225,7 @@ class Replicas:
             self._kept = frozenset()
             for rank in list(self._ranks):
                 self.drop(rank)
+            self.parities.keep((), ())
 
     # --- for receivers -------------------------------------------------------------------------------------------
 
@@ -349,6 +364,8 @@ class Replicas:
         taken = sum(before for before, _ in self._receiving.values())
         for own in self._ranks.values():
             taken += sum(memory.taken for memory in own.memories())
+        more, have = self.parities.memory()
+        growing, taken = growing + more, taken + have
         self._vault.announce_copies(growing, taken)
 
     def _copy(self, rank: Rank, version: Version | None) -> Copy | None:

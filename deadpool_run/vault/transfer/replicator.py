@@ -13,14 +13,23 @@ from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any
 
+from deadpool_run.core.copies.parity_groups import Group
 from deadpool_run.ids import NodeId, Rank, Version
 from deadpool_run.vault.transfer.catalog import Shared
 from deadpool_run.vault.transfer.chunks import Hasher, SlotDigests
-from deadpool_run.vault.transfer.fetch import FetchTask, fetch_snapshot, fetch_transcript
+from deadpool_run.vault.transfer.decode import Others
+from deadpool_run.vault.transfer.fetch import (
+    FetchTask,
+    OpenConnections,
+    compute_snapshot,
+    fetch_snapshot,
+    fetch_transcript,
+)
 from deadpool_run.vault.transfer.framing import Bucket
 from deadpool_run.vault.transfer.receiver import Served
 from deadpool_run.vault.transfer.replicas import Memory, Replicas
-from deadpool_run.vault.transfer.sender import Dial, LocalVersions, ReplicationLink
+from deadpool_run.vault.transfer.sender import LocalVersions, ReplicationLink
+from deadpool_run.vault.transfer.streams import Dial, StreamPool
 from deadpool_run.vault.vault import Vault
 from deadpool_run.wire.peer_connection import PeerConnection
 from deadpool_run.wire.peers import Peer, Traffic
@@ -53,21 +62,22 @@ class Replicator:
         on_safe: OnSafe,
         on_refused: OnRefused,
         *,
+        here: Peer,
         secret: bytes,
         bandwidth: int | None = None,
         streams: int = 1,
     ) -> None:
         """Start.
 
-        `secret` is what all agents of the job know, and only they. `bandwidth` limits the bytes sent per second on all connections together; `streams` the connections for one large
+        `here` is where other nodes reach this one. `secret` is what all agents of the job know, and only they. `bandwidth` limits the bytes sent per second on all connections together; `streams` the connections for one large
         snapshot.
         """
         closing = threading.Event()
         bucket, hasher = Bucket(bandwidth, closing), Hasher(secret)
-        self._shared = Shared(vault, streams, bucket, closing, hasher, SlotDigests(hasher), Replicas(hasher, vault))
+        digests, replicas = SlotDigests(hasher), Replicas(hasher, vault)
+        self._shared = Shared(vault, streams, bucket, closing, hasher, digests, replicas, dial, here)
         self._vault = vault
         self._loop = loop
-        self._dial = dial
         self._on_safe, self._on_refused = on_safe, on_refused
         self._floor: Version | None = None
         self._local: dict[Rank, LocalVersions] = {}
@@ -81,13 +91,15 @@ class Replicator:
 
     # --- buddies -------------------------------------------------------------------------------------------------
 
-    def set_buddies(self, buddies: Mapping[Rank, tuple[Peer, ...]]) -> None:
-        """Copy only these ranks, which live here, to these peers from now on."""
+    def set_buddies(self, buddies: Mapping[Rank, tuple[Peer, ...]], groups: Collection[Group] = ()) -> None:
+        """Copy only these ranks, which live here, to these peers from now on; of a rank in a group, they keep its parity."""
+        grouped = {rank: group for group in groups for rank in group}
         for rank in self._links.keys() - buddies.keys():
             self._end_links(rank)
         for rank, peers in buddies.items():
             links = self._links.setdefault(rank, {})
-            for peer in links.keys() - set(peers):
+            group = grouped.get(rank, ())
+            for peer in [peer for peer, link in links.items() if peer not in peers or link.group != group]:
                 self._end(links.pop(peer))
             for peer in peers:
                 if peer not in links:
@@ -95,16 +107,16 @@ class Replicator:
                         rank=rank,
                         peer=peer,
                         local=self._local_of(rank),
+                        group=group,
                         shared=self._shared,
-                        dial=self._dial,
                         on_change=lambda rank: self._call(self._report, rank),
                         on_refused=lambda rank, peer: self._call(self._report_refusal, rank, peer),
                     )
             self._report(rank)
 
-    def keep(self, ranks: Collection[Rank]) -> None:
-        """Hold copies of only these ranks, of which this node is or was a buddy."""
-        self._shared.replicas.keep(ranks)
+    def keep(self, ranks: Collection[Rank], groups: Collection[Group] = ()) -> None:
+        """Hold copies of only these ranks, of which this node is or was a buddy; of those in a group, the group's parity."""
+        self._shared.replicas.keep(ranks, groups)
 
     # --- events on this node -------------------------------------------------------------------------------------
 
@@ -159,7 +171,7 @@ class Replicator:
 
     def ranks(self) -> tuple[Rank, ...]:
         """Return the ranks of which there is anything here: those that live here, and those with copies, or parts of them."""
-        return tuple(sorted({*self._vault.ranks(), *self._shared.replicas.held()}))
+        return tuple(sorted({*self._vault.ranks(), *self._shared.replicas.ranks()}))
 
     def versions(self, rank: Rank) -> tuple[Version, ...]:
         """Return, oldest first, the available versions of the rank; none without its transcript."""
@@ -189,6 +201,30 @@ class Replicator:
 
     def fetch(self, rank: Rank, version: Version, source: Peer, done: Done) -> None:
         """Fetch this version into the rank's slots here, which then hold nothing else; call `done` as `seat` does."""
+        stream_pool = self._pool(source)
+        act = partial(fetch_snapshot, self._shared, rank, version, self._shared.timeline.number, stream_pool)
+        self._fill(rank, version, done, source=source, connections=stream_pool, act=act)
+
+    def compute(self, rank: Rank, version: Version, done: Done) -> None:
+        """Have this version in the rank's slots here, and call `done` as `seat` does; compute it if only a parity here has it."""
+        held = {each.version for each in self._vault.held(rank)}
+        if version in held or version not in self._shared.replicas.parities.versions(rank):
+            done(None)
+            return
+        others = Others(self._shared.dial)
+        act = partial(compute_snapshot, self._shared, rank, version, self._shared.timeline.number, others)
+        self._fill(rank, version, done, source=self._shared.here, connections=others, act=act)
+
+    def _fill(  # noqa: PLR0913 - what is filled, from where and how
+        self,
+        rank: Rank,
+        version: Version,
+        done: Done,
+        *,
+        source: Peer,
+        connections: OpenConnections,
+        act: Callable[[], int],
+    ) -> None:
         began = time.monotonic()
 
         def end(nbytes: int | None, failure: str | None) -> None:
@@ -200,11 +236,14 @@ class Replicator:
         self._fetch_tasks[rank] = FetchTask(
             name=f"fetch-{rank}",
             peer=source,
-            dial=self._dial,
-            act=partial(fetch_snapshot, self._shared, rank, version, self._shared.timeline.number),
+            connections=connections,
+            act=act,
             on_end=partial(self._call, end),
             after=self._cancel_fetch(rank),
         )
+
+    def _pool(self, peer: Peer) -> StreamPool:
+        return StreamPool(lambda: self._shared.dial(peer.address, peer.port))
 
     def fetch_transcript(self, rank: Rank, source: Peer, done: Callable[[Memory | None, str | None], None]) -> None:
         """Fetch the transcript of a rank that is not to live here; call `done` with memory that it owns, or with the error."""
@@ -217,11 +256,12 @@ class Replicator:
             if not self._call(done, memory, failure) and memory is not None:
                 memory.close()
 
+        stream_pool = self._pool(source)
         return FetchTask(
             name=f"transcript-{rank}",
             peer=source,
-            dial=self._dial,
-            act=partial(fetch_transcript, self._shared, rank, self._shared.timeline.number),
+            connections=stream_pool,
+            act=partial(fetch_transcript, self._shared, rank, self._shared.timeline.number, stream_pool),
             on_end=on_end,
             after=after,
         )
@@ -274,19 +314,7 @@ class Replicator:
 
     def traffic(self) -> Traffic:
         """Return what was copied between this node and others, and how fast."""
-        shared = self._shared
-        return Traffic(
-            sent_bytes=shared.sent.total,
-            received_bytes=shared.received.total,
-            spared_bytes=shared.deduplicated.total,
-            sent_bytes_per_s=shared.sent.rate(),
-            received_bytes_per_s=shared.received.rate(),
-            copied_s=shared.copy_times.copied_s,
-            hashed_s=shared.copy_times.hashed_s,
-            fetched_bytes=self._fetched[0],
-            fetched_s=self._fetched[1],
-            without_memory=shared.replicas.without_memory(),
-        )
+        return self._shared.traffic(*self._fetched)
 
     def close(self) -> None:
         """End every thread and free all memory except the vault's. Blocks a short time; nothing is reported afterwards."""

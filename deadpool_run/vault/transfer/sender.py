@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
+from deadpool_run.core.copies.parity_groups import Group
 from deadpool_run.errors import ProtocolError
 from deadpool_run.ids import Rank, Version
 from deadpool_run.vault.transfer import exchange, headers, streams
@@ -29,8 +30,6 @@ _RETRY_S = (0.05, 1.0)
 """The shortest and the longest wait after a failed delivery; a newer version is tried after the shortest."""
 _REFUSED_S = 1.0
 """A buddy that has had no memory for this long is reported: other memory may be freed at any moment."""
-
-Dial = Callable[[str, int], PeerConnection]
 
 
 class LocalVersions:
@@ -96,17 +95,18 @@ class ReplicationLink:
         rank: Rank,
         peer: Peer,
         local: LocalVersions,
+        group: Group,
         shared: Shared,
-        dial: Dial,
         on_change: Callable[[Rank], object],
         on_refused: Callable[[Rank, Peer], object],
     ) -> None:
-        """Start. `on_change` is called on the link's thread when the buddy's segments have changed.
+        """Start. `group` are the ranks whose parity the buddy keeps; empty if it keeps copies of the rank.
 
-        So is `on_refused` when `refuses` has changed.
+        `on_change` is called on the link's thread when the buddy's segments have changed. So is `on_refused` when `refuses` has changed.
         """
         self._rank = rank
         self._peer = peer
+        self.group = group
         self._local = local
         self._shared = shared
         self._on_change, self._on_refused = on_change, on_refused
@@ -115,13 +115,15 @@ class ReplicationLink:
         self._refused_at: float | None = None
         self._changed = threading.Condition()
         self._known = _Known(shared.timeline.number)
-        self._stream_pool = StreamPool(lambda: dial(peer.address, peer.port))
+        self._stream_pool = StreamPool(lambda: shared.dial(peer.address, peer.port))
         self._stopping = False
         self._woken = True
         self._failed_at = 0.0
         self._retry_s = _RETRY_S[0]
         """The wait before a retry."""
         self._failed = False
+        self._passed: Version | None = None
+        """The version that a parity did not take the last time, because other ranks of the group do not send it."""
         self.thread = threading.Thread(target=self._run, name=f"deadpool-send-{rank}", daemon=True)
         self.thread.start()
 
@@ -191,7 +193,8 @@ class ReplicationLink:
             if source is not None:
                 return _Offer(TRANSCRIPT, source, timeline, identities)
         missing = [each for each in held if (each.version, each.token) not in known.held]
-        for each in sorted(missing, key=self._urgency, reverse=True):
+        missing.sort(key=self._urgency, reverse=True)
+        for each in sorted(missing, key=lambda each: each.version == self._passed):
             if known.last is None or each.version > known.last:
                 source = open_held(self._shared, self._rank, each)
                 if source is not None:
@@ -217,6 +220,8 @@ class ReplicationLink:
             held=offer.held,
             of=parts,
             delivery=delivery,
+            group=self.group,
+            home=self._shared.here if self.group else None,
         )
         headers.send(connection, put)
         answer = headers.receive_answer(connection)
@@ -227,7 +232,9 @@ class ReplicationLink:
         self._note_memory(answer)
         if not isinstance(answer, headers.HeldVersions):
             _LOG.debug("%s does not take rank %d: %s", self._peer.node, self._rank, answer)
+            self._passed = offer.version if self.group else None
             return False
+        self._passed = None
         if is_sent and offer.version is not TRANSCRIPT:
             times = self._shared.copy_times
             times.copied_s, times.hashed_s = time.monotonic() - began, (source.digests.hashed_s - hashed_s) / parts

@@ -17,6 +17,9 @@ MIN_PART_BYTES = 32 << 20
 """A smaller part is not worth a connection."""
 MAX_PARTS = 16
 
+Dial = Callable[[str, int], PeerConnection]
+"""Connects to the vault at an address and port. Raises OSError."""
+
 
 def worthwhile(nbytes: int, most: int) -> int:
     """Return the number of parts for `nbytes` bytes, up to `most`."""

@@ -127,7 +127,10 @@ class Copies:
 
     # --- for the node, as the replicator ---------------------------------------------------------------------------
 
-    def set_buddies(self, buddies: Mapping[Rank, tuple[peers.Peer, ...]]) -> None:
+    def set_buddies(
+        self, buddies: Mapping[Rank, tuple[peers.Peer, ...]], groups: Collection[tuple[Rank, ...]] = ()
+    ) -> None:
+        assert not groups, "parities are not simulated"
         before = self.mine
         self.mine = {rank: tuple(peer.node for peer in others) for rank, others in buddies.items()}
         self._acks = {
@@ -139,8 +142,11 @@ class Copies:
                 self._send_all(rank)
             self._report(rank)
 
-    def keep(self, ranks: Collection[Rank]) -> None:
+    def keep(self, ranks: Collection[Rank], _groups: Collection[tuple[Rank, ...]] = ()) -> None:
         self.copies = {rank: held for rank, held in self.copies.items() if rank in ranks}
+
+    def compute(self, _rank: Rank, _version: Version, done: Callable[[str | None], None]) -> None:
+        done(None)
 
     def captured(self, _rank: Rank, _version: Version) -> None: ...
 

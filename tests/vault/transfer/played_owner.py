@@ -21,6 +21,8 @@ class Owner:
         self.sock = self.connection.sock
         self.sock.settimeout(LIMIT_S)
         self.fd = segments.create_memory("played")
+        self.lacking = 0
+        """The chunks that the node asked for."""
 
     def write(self, version, token=0, rank=0):
         fill_slot(self.fd, rank, version, content(rank, version, token))
@@ -58,18 +60,25 @@ class Owner:
     def send(self, blocks=None, status=Outcome.WHOLE, *, secret=SECRET, sent=None, seal=None):
         """Send a segment, or `sent` in the place of its bytes, and return the answer."""
         digests = self.digests(secret)
+        self.send_blocks(digests.blocks if blocks is None else blocks, digests, sent)
+        self.say(exchange._END, status, seal or digests.seal(0, 1))
+        return headers.receive_answer(self.connection)
+
+    def send_blocks(self, blocks, digests=None, sent=None):
+        """Send the first blocks, and no end."""
+        digests = digests or self.digests()
         with memoryview(self.bytes) as view:
-            for number in range(digests.blocks if blocks is None else blocks):
+            for number in range(blocks):
                 self.say(exchange._DIGESTS, body=digests.of_block(number, view))
                 block = digests.block(number)
                 answer = framing.receive_sealed(self.connection, len(block))
                 missing = [
                     (sent or self.bytes)[slice(*each)] for each, lacks in zip(block, answer, strict=True) if lacks
                 ]
-                self.say(exchange._CHUNKS, sum(map(len, missing)))
-                self.sock.sendall(b"".join(missing))
-        self.say(exchange._END, status, seal or digests.seal(0, 1))
-        return headers.receive_answer(self.connection)
+                self.lacking += len(missing)
+                if missing:
+                    self.say(exchange._CHUNKS, sum(map(len, missing)))
+                    self.sock.sendall(b"".join(missing))
 
     def say(self, kind, number=None, body=b""):
         head = exchange._HEAD.pack(kind, len(body) if number is None else number)
