@@ -53,6 +53,8 @@ class Safe(Tagged):
     rank: int
     versions: tuple[int, ...]
     transcript: bool
+    buddies: int = 0
+    """The number of the `Buddies` whose holders these are."""
 
 
 class Rejoin(Tagged):
@@ -222,12 +224,13 @@ class Order(Tagged):
 class Buddies(Tagged):
     """Lists the nodes that get copies of this node's ranks, and the ranks of which this node keeps copies.
 
-    `groups` are the groups of such ranks that share a parity.
+    `groups` are the groups of such ranks that share a parity. `number` is another one in each such message of a job to a node.
     """
 
     mine: dict[Rank, tuple[Peer, ...]]
     keep: tuple[Rank, ...]
     groups: tuple[tuple[Rank, ...], ...] = ()
+    number: int = 0
 
 
 class Committed(Tagged):

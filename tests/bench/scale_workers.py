@@ -58,7 +58,7 @@ class BenchWorkers:
         """Yield the node's reports after its ranks' snapshots have arrived at their buddies."""
         self._copies = buddies.keep
         for rank in buddies.mine:
-            yield peers.Safe(self.timeline, rank, HELD, transcript=True)
+            yield peers.Safe(self.timeline, rank, HELD, transcript=True, buddies=buddies.number)
 
     def ranks(self) -> list[Rank]:
         """Return the ranks here."""

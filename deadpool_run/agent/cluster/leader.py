@@ -158,9 +158,9 @@ class Leader:
                 assert_never(report)
 
     def _safe(self, node: NodeId, safe: peers.Safe) -> None:
-        """Count which copies of a rank other nodes hold; nothing from a node that the rank has left, and that knows it late."""
+        """Count which copies of a rank other nodes hold."""
         assert self._tracking is not None
-        if not 0 <= safe.rank < len(self.state.seats) or self.state.seats[safe.rank].node != node:
+        if not self._tracking.is_about_the_present(self.state, node, safe):
             return
         commits = self._tracking.commits
         commits.safe(

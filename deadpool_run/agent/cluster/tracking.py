@@ -3,11 +3,16 @@
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 
+from msgspec.structs import replace
+
 from deadpool_run.core.copies.commit import Commits
 from deadpool_run.core.copies.parity_groups import Group
 from deadpool_run.core.state import State
 from deadpool_run.ids import NodeId, Rank, Version
-from deadpool_run.wire.peers import Buddies, Committed, Peer
+from deadpool_run.wire.peers import Buddies, Committed, Peer, Safe
+
+_TERM_SHIFT = 32
+"""Leaders of other terms use other numbers."""
 
 
 class Tracking:
@@ -18,6 +23,7 @@ class Tracking:
         self.committed: Committed | None = None
         """The commits, as every node has them."""
         self._buddies: dict[NodeId, Buddies] = {}
+        self._number = 0
         self._copied_to: tuple[tuple[NodeId, ...], ...] = ()
         self._groups: dict[Rank, Group] = {}
         self._protected = False
@@ -29,6 +35,15 @@ class Tracking:
             self.commits.begin(timeline)
         else:
             self.commits.discard_above(timeline, rollback)
+
+    def is_about_the_present(self, state: State, node: NodeId, safe: Safe) -> bool:
+        """Return whether a node's report counts: the rank lives there, and the holders are those that the node was told last.
+
+        A node knows late that a rank has left, or has other holders. The former ones may drop their copies once the report counts.
+        """
+        told = self._buddies.get(node)
+        is_rank = 0 <= safe.rank < len(state.seats) and state.seats[safe.rank].node == node
+        return is_rank and told is not None and told.number == safe.buddies
 
     def committed_news(self, timeline: int) -> Committed | None:
         """Return the commits if they changed since they were last sent, else None."""
@@ -65,8 +80,11 @@ class Tracking:
         self._buddies = {node: told for node, told in self._buddies.items() if node in state.nodes}
         for node in state.nodes:
             groups = {self._groups[rank] for rank in (*mine[node], *keep[node]) if rank in self._groups}
-            told = Buddies(dict(mine[node]), tuple(keep[node]), tuple(sorted(groups)))
+            before_told = self._buddies.get(node)
+            number = 0 if before_told is None else before_told.number
+            told = Buddies(dict(mine[node]), tuple(keep[node]), tuple(sorted(groups)), number)
             # A new leader tells all of them: a node may have had a rank, and has none now.
-            if told != self._buddies.get(node):
-                self._buddies[node] = told
+            if told != before_told:
+                self._number += 1
+                told = self._buddies[node] = replace(told, number=(state.term << _TERM_SHIFT) + self._number)
                 yield node, told

@@ -89,6 +89,8 @@ class LocalNode:
         self._inventory = Inventory()
         self._rehearsals = Rehearsals(vault, self._submit)
         self._safe: dict[Rank, Safe] = {}
+        self._buddies = 0
+        """The number of the last `Buddies`."""
         self._finished: dict[Rank, LoopFinished] = {}
         self.workforce = Workforce(forkserver, self._submit, vault.captured, self._captured, output.show_traceback)
         timeout_s = DEFAULT_DURABLE_TIMEOUT_S if spec.durable is None else spec.durable.timeout_s
@@ -268,6 +270,7 @@ class LocalNode:
             return
         for rank in self.copies.local_ranks() - buddies.mine.keys():  # also those of replacements that were ended here
             self.copies.left(rank)
+        self._buddies = buddies.number
         self.copies.keep(buddies.keep, buddies.groups)
         self.copies.set_buddies(buddies.mine, buddies.groups)
         self.copies.report_all()  # earlier reports were of former buddies, or went to another leader
@@ -341,7 +344,7 @@ class LocalNode:
         """Report what other nodes hold of a rank that lives here."""
         if timeline != self.timeline:
             return
-        safe = self._safe[rank] = Safe(timeline, rank, versions, transcript)
+        safe = self._safe[rank] = Safe(timeline, rank, versions, transcript, self._buddies)
         self._report(safe)
         waiting = self._finished.get(rank)
         if waiting is not None and waiting.version in versions:

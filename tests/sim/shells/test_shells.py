@@ -326,7 +326,7 @@ def test_reports_of_a_node_about_a_rank_that_has_left_do_not_count():
         leader = made.leader[0].member.leader
         other = next(agent for agent in made.living() if agent.member.leader is None and agent.node != made.homes[0])
         node = other.member.node
-        other.loop.inside(node.above.report, peers.Safe(node.timeline, 0, (), transcript=False))
+        other.loop.inside(node.above.report, peers.Safe(node.timeline, 0, (), transcript=False, buddies=node._buddies))
         made.sleep(0.02)
         assert leader._tracking.commits._safe[0].versions
 
