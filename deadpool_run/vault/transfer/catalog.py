@@ -14,7 +14,7 @@ from deadpool_run.vault import segments
 from deadpool_run.vault.transfer.chunks import ChunkDigests, Hasher, SlotDigests
 from deadpool_run.vault.transfer.framing import Bucket, Meter
 from deadpool_run.vault.transfer.replicas import TRANSCRIPT, Replicas
-from deadpool_run.vault.transfer.streams import Dial, StripedReceives
+from deadpool_run.vault.transfer.streams import Dial, StreamPool, StripedReceives
 from deadpool_run.vault.vault import Held, Vault
 from deadpool_run.wire.peers import Peer, Traffic
 
@@ -72,6 +72,10 @@ class Shared:
     deduplicated: Meter = field(default_factory=Meter)
     """Bytes that buddies had already."""
     copy_times: CopyTimes = field(default_factory=CopyTimes)
+
+    def connections_to(self, peer: Peer) -> StreamPool:
+        """Return connections to a node's vault, none of which is open yet."""
+        return StreamPool(lambda: self.dial(peer.address, peer.port))
 
     def traffic(self, fetched_bytes: int, fetched_s: float) -> Traffic:
         """Return what was copied between this node and others, and how fast. The arguments are of the last fetch."""

@@ -16,7 +16,7 @@ from deadpool_run.vault.transfer.exchange import Incoming, receive_whole
 from deadpool_run.vault.transfer.framing import Meter
 from deadpool_run.vault.transfer.headers import ask
 from deadpool_run.vault.transfer.parity import Parity, ParityPart, xor_into
-from deadpool_run.vault.transfer.streams import Dial, StreamPool
+from deadpool_run.vault.transfer.streams import StreamPool
 from deadpool_run.wire.peer_connection import PeerConnection
 from deadpool_run.wire.peers import Peer
 
@@ -85,15 +85,15 @@ class _IncomingOther(_Apart):
 class Others:
     """Connections to the nodes with the other ranks' snapshots. `shut_down` ends what is computed with them."""
 
-    def __init__(self, dial: Dial) -> None:
-        self._dial = dial
+    def __init__(self, shared: Shared) -> None:
+        self._shared = shared
         self._lock = threading.Lock()
         self._pools: list[StreamPool] = []
         self._stopping = False
 
     def connect(self, peer: Peer) -> PeerConnection:
         """Return a new connection to a node. Raises OSError."""
-        pool = StreamPool(lambda: self._dial(peer.address, peer.port))
+        pool = self._shared.connections_to(peer)
         with self._lock:
             self._pools.append(pool)
             if self._stopping:

@@ -209,7 +209,7 @@ class Served:
         if parity is None or version is TRANSCRIPT:
             return None
         try:
-            with contextlib.closing(Others(self._shared.dial)) as others, ThreadPoolExecutor(1) as thread:
+            with contextlib.closing(Others(self._shared)) as others, ThreadPoolExecutor(1) as thread:
                 try:
                     result = thread.submit(self._compute, parity, rank, timeline, others)
                     while not wait([result], _STILL_COMPUTING_S).done and not self._shared.closing.is_set():

@@ -29,7 +29,7 @@ from deadpool_run.vault.transfer.framing import Bucket
 from deadpool_run.vault.transfer.receiver import Served
 from deadpool_run.vault.transfer.replicas import Memory, Replicas
 from deadpool_run.vault.transfer.sender import LocalVersions, ReplicationLink
-from deadpool_run.vault.transfer.streams import Dial, StreamPool
+from deadpool_run.vault.transfer.streams import Dial
 from deadpool_run.vault.vault import Vault
 from deadpool_run.wire.peer_connection import PeerConnection
 from deadpool_run.wire.peers import Peer, Traffic
@@ -177,7 +177,8 @@ class Replicator:
         """Return, oldest first, the available versions of the rank; none without its transcript."""
         if not self._vault.lives_here(rank):
             return self._shared.replicas.versions(rank)
-        return tuple(held.version for held in self._local_of(rank).held()) if self._vault.has_transcript(rank) else ()
+        held = {*(each.version for each in self._local_of(rank).held()), *self._shared.replicas.parities.versions(rank)}
+        return tuple(sorted(held)) if self._vault.has_transcript(rank) else ()
 
     def seat(self, rank: Rank, source: Peer | None, done: Done) -> None:
         """Prepare the rank's memory here for a replacement, then call `done` with the error, or None.
@@ -201,7 +202,7 @@ class Replicator:
 
     def fetch(self, rank: Rank, version: Version, source: Peer, done: Done) -> None:
         """Fetch this version into the rank's slots here, which then hold nothing else; call `done` as `seat` does."""
-        stream_pool = self._pool(source)
+        stream_pool = self._shared.connections_to(source)
         act = partial(fetch_snapshot, self._shared, rank, version, self._shared.timeline.number, stream_pool)
         self._fill(rank, version, done, source=source, connections=stream_pool, act=act)
 
@@ -211,7 +212,7 @@ class Replicator:
         if version in held or version not in self._shared.replicas.parities.versions(rank):
             done(None)
             return
-        others = Others(self._shared.dial)
+        others = Others(self._shared)
         act = partial(compute_snapshot, self._shared, rank, version, self._shared.timeline.number, others)
         self._fill(rank, version, done, source=self._shared.here, connections=others, act=act)
 
@@ -242,9 +243,6 @@ class Replicator:
             after=self._cancel_fetch(rank),
         )
 
-    def _pool(self, peer: Peer) -> StreamPool:
-        return StreamPool(lambda: self._shared.dial(peer.address, peer.port))
-
     def fetch_transcript(self, rank: Rank, source: Peer, done: Callable[[Memory | None, str | None], None]) -> None:
         """Fetch the transcript of a rank that is not to live here; call `done` with memory that it owns, or with the error."""
         self._end_later(self._transcript_task(rank, source, done, after=None))
@@ -256,7 +254,7 @@ class Replicator:
             if not self._call(done, memory, failure) and memory is not None:
                 memory.close()
 
-        stream_pool = self._pool(source)
+        stream_pool = self._shared.connections_to(source)
         return FetchTask(
             name=f"transcript-{rank}",
             peer=source,

@@ -20,7 +20,6 @@ from deadpool_run.vault.transfer.catalog import Shared, Source, open_held, open_
 from deadpool_run.vault.transfer.framing import Outcome
 from deadpool_run.vault.transfer.headers import Identity
 from deadpool_run.vault.transfer.replicas import TRANSCRIPT
-from deadpool_run.vault.transfer.streams import StreamPool
 from deadpool_run.vault.vault import Held, Vault
 from deadpool_run.wire.peer_connection import PeerConnection
 from deadpool_run.wire.peers import Peer
@@ -115,7 +114,7 @@ class ReplicationLink:
         self._refused_at: float | None = None
         self._changed = threading.Condition()
         self._known = _Known(shared.timeline.number)
-        self._stream_pool = StreamPool(lambda: shared.dial(peer.address, peer.port))
+        self._stream_pool = shared.connections_to(peer)
         self._stopping = False
         self._woken = True
         self._failed_at = 0.0
