@@ -219,17 +219,19 @@ class _Ring:
         self._arrivals = arrivals
         self._most = most
         self._copies = copies
-        self._with: dict[int, list[NodeRecord]] = {0: sorted(nodes, key=_arrival)}
+        self._by_arrival = {node.arrival: node for node in nodes}
+        self._with = {0: sorted(self._by_arrival)}
+        """By number of copies, the arrivals of the nodes with so many."""
 
     def load(self, node: NodeRecord) -> None:
         """Add a copy to one of these nodes."""
         copies = self._copies[node.node]
         self._copies[node.node] = copies + 1
         left = self._with[copies]
-        del left[bisect_left(left, node.arrival, key=_arrival)]
+        del left[bisect_left(left, node.arrival)]
         if not left:
             del self._with[copies]
-        insort(self._with.setdefault(copies + 1, []), node, key=_arrival)
+        insort(self._with.setdefault(copies + 1, []), node.arrival)
 
     def preferred(
         self, home: NodeRecord | None, before: tuple[NodeId, ...], alike: frozenset[NodeId]
@@ -268,8 +270,11 @@ class _Ring:
             if near and not (home is not None and home.place.failure_domain):
                 return
             for full in (False, True):
-                fitting = (node for node in kept if (self._copies[node.node] >= self._most) is full)
-                here = [node for node in fitting if _is_near(node, home) is near]
+                here = [
+                    node
+                    for node in kept
+                    if (self._copies[node.node] >= self._most) is full and _is_near(node, home) is near
+                ]
                 yield from here
                 for node in self._around(start, full=full):
                     if node is not home and _is_near(node, home) is near and node not in here:
@@ -283,9 +288,10 @@ class _Ring:
         """Yield the nodes with their share, or those below it, by number of copies and then from `start` on."""
         for copies in sorted(self._with):
             if (copies >= self._most) is full:
-                nodes = self._with[copies]
-                first = bisect_left(nodes, start, key=_arrival)
-                yield from chain(islice(nodes, first, None), islice(nodes, first))
+                arrivals = self._with[copies]
+                first = bisect_left(arrivals, start)
+                for arrival in chain(islice(arrivals, first, None), islice(arrivals, first)):
+                    yield self._by_arrival[arrival]
 
 
 def _alike(state: State) -> dict[Rank, frozenset[NodeId]]:
@@ -295,10 +301,6 @@ def _alike(state: State) -> dict[Rank, frozenset[NodeId]]:
         if seat.like is not None and seat.node is not None:
             found.setdefault(seat.like, set()).add(seat.node)
     return {rank: frozenset(nodes) for rank, nodes in found.items()}
-
-
-def _arrival(node: NodeRecord) -> int:
-    return node.arrival
 
 
 def _is_near(node: NodeRecord, home: NodeRecord | None) -> bool:
