@@ -175,8 +175,8 @@ def rank_cells(rank: Status, status: Status) -> tuple[str, ...]:
 
 
 def is_calm(rank: Status) -> bool:
-    """Return whether the rank is in a phase that needs no attention."""
-    return rank.get("phase") in _CALM_PHASES
+    """Return whether the rank is in a phase that needs no attention, and no fault slows it."""
+    return rank.get("phase") in _CALM_PHASES and rank.get("slowed", 1) <= 1
 
 
 def _ranks(status: Status) -> Table:
@@ -191,9 +191,12 @@ def _ranks(status: Status) -> Table:
 
 
 def _phase(rank: Status) -> str:
-    """Return the coordinator's phase, with the worker's own activity in brackets if it adds anything."""
+    """Return the coordinator's phase; in brackets the worker's own activity if it adds anything, and how a fault slows it."""
     phase, doing = printable(rank.get("phase", "-")), printable(rank.get("activity") or "")
-    return f"{phase} ({doing})" if doing and doing not in {phase, "none"} else phase
+    more = [doing] if doing and doing not in {phase, "none"} else []
+    if rank.get("slowed", 1) > 1:
+        more.append(f"slowed {rank['slowed']:g}x")
+    return f"{phase} ({', '.join(more)})" if more else phase
 
 
 def spares_line(status: Status) -> Text:

@@ -47,11 +47,16 @@ def status_object(  # noqa: PLR0913 - each is known to another part of the agent
     nodes: NodeReports | None = None,
     *,
     dropped: Mapping[str, int],
+    now: float,
 ) -> dict[str, Any]:
-    """Return the status object, ready for JSON. `dropped`: lines missing on the leader's machine. `nodes` is None on one machine."""
+    """Return the status object, ready for JSON. `now` is on the coordinator's clock. `nodes` is None on one machine.
+
+    `dropped`: lines missing on the leader's machine.
+    """
     summary = job_status.summary(state)
+    slowed = {member.rank: member.slowness(now) for member in state.owners() if member.slowed is not None}
     ranks = [
-        {**rank, **_rank_entry(rank_entry)}
+        {**rank, **_rank_entry(rank_entry), "slowed": slowed.get(rank["rank"], 1.0)}
         for rank, rank_entry in zip(summary["ranks"], status_page.rank_entries, strict=True)
     ]
     several = {} if nodes is None else _several(state, summary["nodes"], nodes)

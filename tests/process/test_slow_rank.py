@@ -21,6 +21,7 @@ def test_a_slowed_rank_is_slower_than_the_other_and_is_not_lost(cluster, unfaile
     options = ("--hang-timeout", "5", "--chaos", f"kill rank 1 with slow:{FACTOR} for 600s at step {SLOW_FROM}")
     job = cluster("--steps", str(STEPS), script="uneven.py", nproc=RANKS, spares=1, options=options)
     job.wait_stderr("chaos: rank 1 is slowed 4 times for 600 s, fault 1")
+    job.wait_status(lambda status: [rank["slowed"] for rank in status["ranks"]] == [1, FACTOR], "a slowed rank")
     assert job.wait_exit(timeout_s=200) == 0, job.told()
     (slowed,) = [entry["event"] for entry in job.journal() if entry["event"]["type"] == "SlowRequested"]
     assert (slowed["rank"], slowed["factor"], slowed["for_s"]) == (1, FACTOR, 600)

@@ -47,7 +47,7 @@ def status():
     seen = {ONLY_NODE: status_report.Seen(None, None)}
     nodes = status_report.NodeReports(ONLY_NODE, 0, (ONLY_NODE,), seen, 0.0, 0.0)
     try:
-        return status_report.status_object(state, status_page, {}, None, nodes, dropped={})
+        return status_report.status_object(state, status_page, {}, None, nodes, dropped={}, now=0.0)
     finally:
         status_page.close()
         os.close(fd)

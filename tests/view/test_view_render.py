@@ -358,3 +358,10 @@ def test_progress_and_the_cost_of_repairs_have_a_line():
     )
     assert to_plain(status(total_steps=120), NOW).splitlines()[1] == "  step 120/120 (100 %)  81 steps/s"
     assert "steps/s" not in to_plain(status(managed=False, total_steps=None), NOW)
+
+
+def test_a_slowed_rank_is_said_to_be_so():
+    now = status()
+    now["ranks"][1]["slowed"] = 2.5
+    assert [line.count("running (step, slowed 2.5x)") for line in to_plain(now, NOW).splitlines()].count(1) == 1
+    assert to_plain(now, NOW).count("slowed") == 1

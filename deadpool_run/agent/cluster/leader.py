@@ -336,10 +336,10 @@ class Leader:
 
     def status(self) -> Mapping[str, Any]:
         """Return what viewers see."""
-        output, page, durable = self._output, self.node.vault.status_page, self.durable.report()
-        dropped = {"console": output.console.dropped, "logs": output.dropped, "journal": self._journal.dropped}
-        status = status_object(self.state, page, self._record.parts, durable, self._nodes(), dropped=dropped)
-        return status | {"cost": self._observers.cost()}
+        output, now, page = self._output, self.server.now(), self.node.vault.status_page
+        lines = {"console": output.console.dropped, "logs": output.dropped, "journal": self._journal.dropped}
+        parts, durable, cost = self._record.parts, self.durable.report(), self._observers.cost()
+        return status_object(self.state, page, parts, durable, self._nodes(), dropped=lines, now=now) | {"cost": cost}
 
     def _nodes(self) -> NodeReports | None:
         if self.followers is None:

@@ -47,7 +47,7 @@ def page():
 def status(page):
     state = new_state(Settings(world_size=2, spares=1))
     step(Settings(world_size=2, spares=1), state, JobSubmitted(), 0.0)
-    return {**status_object(state, page, RUN, DURABLE, dropped={}), "cost": COST}
+    return {**status_object(state, page, RUN, DURABLE, dropped={}, now=0.0), "cost": COST}
 
 
 def served(ask, page, talk, repairs=()):
