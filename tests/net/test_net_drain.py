@@ -6,6 +6,7 @@ import sys
 from collections import Counter
 
 import pytest
+from kit.choice import often
 
 from deadpool_run.wire.peers import DRAINED
 
@@ -14,9 +15,9 @@ COMPARED = 40
 STEP = ("--least-ms", "50")
 
 
-def drained(fleet, host):
+def drained(fleet, host, *options):
     """Start a job that does not end by itself, and drain a host with ranks; return the job and these ranks."""
-    job = fleet("--layout", "ddp", "--steps", "100000", "--hold", str(HELD), *STEP)
+    job = fleet("--layout", "ddp", "--steps", "100000", "--hold", str(HELD), *STEP, options=options)
     job.wait_until(lambda: job.account.of("held"), "rank 0 within a step")
     job.wait_whole(4, 2)
     host = next(other for other in (2, 1, 3) if ranks_on(job, other)) if host is None else host
@@ -44,9 +45,10 @@ def check(job, reference, ranks):
     return Counter((e["rank"], e["version"]) for e in told)
 
 
-def test_a_drained_host_leaves_the_job_without_a_repeated_step(fleet, reference):
+@pytest.mark.parametrize("redundancy", often(["copies", "xor:3"], ["copies"]))
+def test_a_drained_host_leaves_the_job_without_a_repeated_step(fleet, reference, redundancy):
     unfailed = reference("ddp", COMPARED)
-    job, host, ranks = drained(fleet, None)
+    job, host, ranks = drained(fleet, None, "--redundancy", redundancy)
     assert job.wait_exit([host]) == [0], job.told()
     assert DRAINED in job.agents[host].output
     begun = check(job, unfailed, ranks)
