@@ -54,12 +54,14 @@ def bring_back(job, net, host, how, ended):
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("number", range(2))
-def test_hosts_that_are_broken_one_after_another_and_come_back(fleet, net, reference, number):
+@pytest.mark.parametrize("redundancy", [["copies"], ["xor:2", "xor:3"]], ids=["copies", "parities"])
+def test_hosts_that_are_broken_one_after_another_and_come_back(fleet, net, reference, redundancy):
     seed = secrets.randbits(32)
     print(f"seed {seed}")
     choose = random.Random(seed)
-    job = fleet("--layout", "ddp", "--steps", str(STEPS), "--least-ms", "100")
+    options = ("--redundancy", choose.choice(redundancy))
+    print(*options)
+    job = fleet("--layout", "ddp", "--steps", str(STEPS), "--least-ms", "100", options=options)
     lost = []
     for rank in range(6):
         job.wait_state(rank, 3)
