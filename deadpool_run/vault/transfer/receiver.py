@@ -132,13 +132,8 @@ class Served:
 
     def _take_part(self, put: headers.Put, version: Version) -> headers.HeldVersions | headers.No:
         """Receive a snapshot into the parity of the rank's group, and wait for those of its other ranks."""
-        replicas, parities, rank, timeline = (
-            self._shared.replicas,
-            self._shared.replicas.parities,
-            put.rank,
-            put.timeline,
-        )
-        refusal = parities.refusal(rank, put.group)
+        replicas, parities = self._shared.replicas, self._shared.replicas.parities
+        refusal = parities.refusal(put.rank, put.group)
         if refusal is not None or put.home is None:
             return headers.No(refusal or "it comes from nowhere")
         self._trim(put)  # frees memory
@@ -156,9 +151,9 @@ class Served:
             parities.ended(parity, part, whole=outcome is Outcome.WHOLE, damaged=outcome is Outcome.DAMAGED)
         if outcome is not Outcome.WHOLE:
             return headers.No("torn" if outcome is Outcome.TORN else "damaged")
-        if not parities.wait_until_held(parity, timeline, _GROUP_WAIT_S):
+        if not parities.wait_until_held(parity, put.timeline, _GROUP_WAIT_S):
             return headers.No("the snapshots of other ranks of the group are missing")
-        return headers.HeldVersions(self._trim(put), replicas.transcript(rank))
+        return headers.HeldVersions(self._trim(put), replicas.transcript(put.rank))
 
     def _trim(self, put: headers.Put) -> list[headers.Identity]:
         """Drop what the owner does not hold any more; return what is kept in the way that it wants."""
