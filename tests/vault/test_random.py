@@ -16,7 +16,7 @@ from vault_kit import KIB, LIMIT_S, Node, content, in_loop, off
 from deadpool_run.core.copies.commit import Commits
 from deadpool_run.ids import Rank, Version
 from deadpool_run.vault.segments import free_slot
-from deadpool_run.vault.transfer import chunks, decode, parity, receiver
+from deadpool_run.vault.transfer import chunks, receiver
 
 RANKS = 4
 SKIP = 0.1
@@ -145,6 +145,12 @@ class Job:
             await asyncio.wait_for(self.reported.wait(), LIMIT_S)
 
     # --- losses --------------------------------------------------------------------------------------------------
+
+    async def train_and_lose(self):
+        for _ in range(self.rng.randint(0, 6)):
+            self.train()
+            await self.let_run()
+        await self.rng.choice((self.lose_node, self.lose_node, self.lose_worker))()
 
     async def lose_node(self):
         name = self.rng.choice(list(self.nodes))
@@ -275,7 +281,7 @@ class ParityJob(Job):
         return await super().fill(rank, version, source)
 
     def check_copies(self, rank, name, versions, *, may_go=False):
-        """Nobody has a copy before it is needed, if its rank shares a parity."""
+        """Of ranks that share a parity there is no copy until one is computed."""
         there = [version for version in versions if self.nodes[name].copy_of(rank, version) is not None]
         super().check_copies(rank, name, there, may_go=may_go)
 
@@ -284,18 +290,13 @@ class ParityJob(Job):
 @in_loop
 async def test_what_is_computed_from_parities_is_what_was_captured(seed, monkeypatch):
     monkeypatch.setattr(chunks, "CHUNK_BYTES", 4 * KIB)
-    monkeypatch.setattr(parity, "CHUNK_BYTES", 4 * KIB)
-    monkeypatch.setattr(decode, "CHUNK_BYTES", 4 * KIB)
     monkeypatch.setattr(receiver, "_CAPTURE_WAIT_S", 0.05)
     job = ParityJob(seed)
     try:
         job.start()
         for _ in range(8):
             await job.until_protected()
-            for _ in range(job.rng.randint(0, 6)):
-                job.train()
-                await job.let_run()
-            await job.rng.choice((job.lose_node, job.lose_node, job.lose_worker))()
+            await job.train_and_lose()
         assert job.timeline == 8
         assert job.computed
     finally:
@@ -314,10 +315,7 @@ async def test_what_is_delivered_is_what_was_captured(seed, monkeypatch):
         for _ in range(8):
             await job.until_protected()
             spared = max(spared, *(node.replicator.traffic().spared_bytes for node in job.nodes.values()))
-            for _ in range(job.rng.randint(0, 6)):
-                job.train()
-                await job.let_run()
-            await job.rng.choice((job.lose_node, job.lose_node, job.lose_worker))()
+            await job.train_and_lose()
         assert job.timeline == 8
         assert spared > 0
     finally:

@@ -160,7 +160,7 @@ class Leader:
     def _safe(self, node: NodeId, safe: peers.Safe) -> None:
         """Count which copies of a rank other nodes hold."""
         assert self._tracking is not None
-        if not self._tracking.is_about_the_present(self.state, node, safe):
+        if not self._tracking.is_current(self.state, node, safe):
             return
         commits = self._tracking.commits
         commits.safe(

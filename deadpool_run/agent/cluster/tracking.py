@@ -36,7 +36,7 @@ class Tracking:
         else:
             self.commits.discard_above(timeline, rollback)
 
-    def is_about_the_present(self, state: State, node: NodeId, safe: Safe) -> bool:
+    def is_current(self, state: State, node: NodeId, safe: Safe) -> bool:
         """Return whether a node's report counts: the rank lives there, and the holders are those that the node was told last.
 
         A node knows late that a rank has left, or has other holders. The former ones may drop their copies once the report counts.

@@ -44,8 +44,8 @@ def _groups(
     apart = [group for group in before if 1 < len(group) <= most and _are_apart(group, home)]
     full, small = ([group for group in apart if (len(group) == most) is is_full] for is_full in (True, False))
     kept = [*small, *_formed(set(home).difference(*apart), home, living, most)]
-    anew = list(_formed(set(home).difference(*full), home, living, most))
-    return sorted([*full, *(anew if len(anew) < len(kept) else kept)])
+    regrouped = list(_formed(set(home).difference(*full), home, living, most))
+    return sorted([*full, *(regrouped if len(regrouped) < len(kept) else kept)])
 
 
 def _are_apart(group: Group, home: Mapping[Rank, NodeId]) -> bool:

@@ -8,7 +8,6 @@ chunks' digests, in order, and of what the segment is: a genuine chunk is of no 
 import threading
 import time
 from collections.abc import Iterable
-from itertools import pairwise
 
 from blake3 import blake3
 
@@ -23,6 +22,16 @@ DIGEST_BYTES = 16
 
 Range = tuple[int, int]
 """The first byte, and the first byte after the range."""
+
+
+def range_of(number: int) -> Range:
+    """Return the place of a chunk that is not the last of its segment."""
+    return (HEADER_BYTES + (number - 1) * CHUNK_BYTES if number else 0), HEADER_BYTES + number * CHUNK_BYTES
+
+
+def number_of(chunk: Range) -> int:
+    """Return a chunk's number in its segment."""
+    return 1 + (chunk[0] - HEADER_BYTES) // CHUNK_BYTES if chunk[0] else 0
 
 
 class Hasher:
@@ -63,8 +72,7 @@ class ChunkDigests:
         """Return the chunks of a block."""
         first = number * BLOCK_CHUNKS
         last = min(first + BLOCK_CHUNKS, self.chunks)
-        ends = [min(HEADER_BYTES + index * CHUNK_BYTES, self.nbytes) for index in range(first - 1, last)]
-        return list(pairwise(ends if first else [0, *ends[1:]]))
+        return [(begin, min(end, self.nbytes)) for begin, end in map(range_of, range(first, last))]
 
     def of_block(self, number: int, view: memoryview) -> bytes:
         """Return the digests of a block of `view`, one after the other. They are computed once."""

@@ -9,9 +9,8 @@ from itertools import chain
 
 from deadpool_run.errors import DeadpoolError, SnapshotError
 from deadpool_run.ids import Rank
-from deadpool_run.vault.segments import HEADER_BYTES
 from deadpool_run.vault.transfer.catalog import Shared, Source, find
-from deadpool_run.vault.transfer.chunks import CHUNK_BYTES, ChunkDigests, Range
+from deadpool_run.vault.transfer.chunks import CHUNK_BYTES, ChunkDigests, Range, number_of
 from deadpool_run.vault.transfer.exchange import Incoming, receive_whole
 from deadpool_run.vault.transfer.framing import Meter
 from deadpool_run.vault.transfer.headers import ask
@@ -19,11 +18,6 @@ from deadpool_run.vault.transfer.parity import Parity, ParityPart, xor_into
 from deadpool_run.vault.transfer.streams import StreamPool
 from deadpool_run.wire.peer_connection import PeerConnection
 from deadpool_run.wire.peers import Peer
-
-
-def number_of(chunk: Range) -> int:
-    """Return a chunk's number in its segment."""
-    return 0 if chunk[0] == 0 else 1 + (chunk[0] - HEADER_BYTES) // CHUNK_BYTES
 
 
 class _Apart(Incoming):

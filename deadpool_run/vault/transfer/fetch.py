@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class OpenConnections(Protocol):
-    """OpenConnections of a task, which another thread may shut down."""
+    """Connections of a task, which another thread may shut down."""
 
     def shut_down(self) -> None:
         """End every wait on them, and open no others."""

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from deadpool_run.core.copies.parity_groups import Group
 from deadpool_run.errors import NoMemoryError, SnapshotError
 from deadpool_run.ids import Rank, Version
-from deadpool_run.vault.segments import HEADER_BYTES, create_memory, whole_pages
-from deadpool_run.vault.transfer.chunks import CHUNK_BYTES, ChunkDigests, Hasher
+from deadpool_run.vault.segments import create_memory, whole_pages
+from deadpool_run.vault.transfer.chunks import ChunkDigests, Hasher, range_of
 from deadpool_run.vault.transfer.headers import Put
 from deadpool_run.vault.vault import Vault
 from deadpool_run.wire.peers import Peer
@@ -87,18 +87,18 @@ class Parity:
 
     def add(self, part: ParityPart, chunk: int, data: memoryview) -> None:
         """Add a chunk of a part, once."""
-        begin, nbytes = _place(chunk)
+        begin, end = range_of(chunk)
         with self._locks[chunk % _LOCKS]:
             if part.added[chunk]:
                 return
             try:
                 if self._covered[chunk]:
-                    before = bytearray(nbytes)
+                    before = bytearray(end - begin)
                     _transfer(os.preadv, self._memory, before, begin)
                     with memoryview(before) as whole:
                         xor_into(whole, data)
                 else:
-                    before = bytearray(data) + bytes(nbytes - len(data))  # the memory may hold an older parity
+                    before = bytearray(data) + bytes(end - begin - len(data))  # the memory may hold an older parity
                 _transfer(os.pwritev, self._memory, before, begin)
             except BaseException:
                 self.void = True
@@ -107,7 +107,7 @@ class Parity:
 
     def read(self, chunk: int, target: memoryview) -> None:
         """Read the first bytes of a chunk."""
-        _transfer(os.preadv, self._memory, target, _place(chunk)[0])
+        _transfer(os.preadv, self._memory, target, range_of(chunk)[0])
 
     def cover(self, chunks: int) -> None:
         """Make room for this many chunks."""
@@ -118,13 +118,9 @@ class Parity:
         return self._memory
 
 
-def _place(chunk: int) -> tuple[int, int]:
-    """Return the offset and size of a chunk that is not the last."""
-    return (0, HEADER_BYTES) if chunk == 0 else (HEADER_BYTES + (chunk - 1) * CHUNK_BYTES, CHUNK_BYTES)
-
-
 def _size(chunks: int) -> int:
-    return whole_pages(sum(_place(chunks - 1))) if chunks else 0
+    """Return the memory for so many chunks."""
+    return whole_pages(range_of(chunks - 1)[1])
 
 
 def _transfer(how: Callable[..., int], fd: int, data: bytearray | memoryview, at: int) -> None:

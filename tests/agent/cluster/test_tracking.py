@@ -34,14 +34,14 @@ def test_a_report_about_former_holders_does_not_count():
     state.buddies = (("b",), ("a",))
     first = told(tracking, state)
     safe = {number: Safe(0, 0, (7,), transcript=True, buddies=number) for number in (0, first["a"])}
-    assert tracking.is_about_the_present(state, "a", safe[first["a"]])
-    assert not tracking.is_about_the_present(state, "a", safe[0])
-    assert not tracking.is_about_the_present(state, "b", safe[first["a"]]), "the rank lives on another node"
+    assert tracking.is_current(state, "a", safe[first["a"]])
+    assert not tracking.is_current(state, "a", safe[0])
+    assert not tracking.is_current(state, "b", safe[first["a"]]), "the rank lives on another node"
     state.buddies = (("c",), ("a",))
     second = told(tracking, state)
     assert second["a"] != first["a"]
-    assert not tracking.is_about_the_present(state, "a", safe[first["a"]])
-    assert tracking.is_about_the_present(state, "a", Safe(0, 0, (7,), transcript=True, buddies=second["a"]))
+    assert not tracking.is_current(state, "a", safe[first["a"]])
+    assert tracking.is_current(state, "a", Safe(0, 0, (7,), transcript=True, buddies=second["a"]))
     assert "b" not in second or second["b"] != first["b"]
 
 

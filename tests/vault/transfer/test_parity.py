@@ -10,7 +10,7 @@ from played_owner import Owner, seal
 from vault_kit import KIB, Node, cluster, content, in_loop, off
 
 from deadpool_run.ids import Rank
-from deadpool_run.vault.transfer import chunks, decode, parity
+from deadpool_run.vault.transfer import chunks
 from deadpool_run.vault.transfer.chunks import CHUNK_BYTES
 from deadpool_run.vault.transfer.headers import Go, HeldVersions
 
@@ -46,11 +46,18 @@ async def until_safe(owners, *versions):
         await owner.until_safe(rank, *versions)
 
 
-@in_loop
-async def test_any_one_of_the_ranks_is_computed_on_another_node():
+@contextlib.asynccontextmanager
+async def protected():
+    """Such nodes, of which each rank's version 7 is in the parity."""
     async with grouped() as (owners, holder, new):
         capture(owners, 7)
         await until_safe(owners, 7)
+        yield owners, holder, new
+
+
+@in_loop
+async def test_any_one_of_the_ranks_is_computed_on_another_node():
+    async with protected() as (_, holder, new):
         for rank in GROUP:
             assert await new.seat(rank, holder.peer) is None
             assert await new.fetch(rank, 7, holder.peer) is None
@@ -60,9 +67,7 @@ async def test_any_one_of_the_ranks_is_computed_on_another_node():
 
 @in_loop
 async def test_a_rank_is_computed_on_the_node_with_the_parity():
-    async with grouped() as (owners, holder, _):
-        capture(owners, 7)
-        await until_safe(owners, 7)
+    async with protected() as (__, holder, _):
         assert await holder.seat(1) is None
         assert holder.replicator.versions(Rank(1)) == (7,), "a new leader may ask while the replacement rehearses"
         assert await holder.compute(1, 7) is None
@@ -109,9 +114,7 @@ async def test_a_version_that_a_rank_passed_over_is_given_up():
 
 @in_loop
 async def test_two_lost_ranks_of_a_group_are_not_invented():
-    async with grouped() as (owners, holder, new):
-        capture(owners, 7)
-        await until_safe(owners, 7)
+    async with protected() as (owners, holder, new):
         await owners[2].close()
         assert await new.seat(0, holder.peer) is None
         failure = await new.fetch(0, 7, holder.peer)
@@ -121,9 +124,7 @@ async def test_two_lost_ranks_of_a_group_are_not_invented():
 
 @in_loop
 async def test_an_owner_that_has_another_snapshot_of_the_version_is_not_used():
-    async with grouped() as (owners, holder, new):
-        capture(owners, 7)
-        await until_safe(owners, 7)
+    async with protected() as (owners, holder, new):
         slot = owners[1].vault.status_page.rank_entries[1].slots.index(7)
         owners[1].capture(1, 7, slot=slot, body=body(1, 8), announce=False)
         assert await new.seat(0, holder.peer) is None
@@ -132,8 +133,7 @@ async def test_an_owner_that_has_another_snapshot_of_the_version_is_not_used():
 
 @in_loop
 async def test_a_delivery_that_breaks_is_continued_and_no_chunk_is_added_twice(monkeypatch):
-    for module in (chunks, decode, parity):
-        monkeypatch.setattr(module, "CHUNK_BYTES", 4 * KIB)
+    monkeypatch.setattr(chunks, "CHUNK_BYTES", 4 * KIB)
     async with cluster("played", "b", "parity", "new") as (played, other, holder, new):
         group = (Rank(0), Rank(1))
         holder.replicator.keep(group, [group])
@@ -167,9 +167,7 @@ async def test_a_delivery_that_breaks_is_continued_and_no_chunk_is_added_twice(m
 @pytest.mark.parametrize("at", [100, 4096 + CHUNK_BYTES + 5])
 @in_loop
 async def test_a_parity_that_was_damaged_in_memory_is_found(at):
-    async with grouped() as (owners, holder, new):
-        capture(owners, 7)
-        await until_safe(owners, 7)
+    async with protected() as (_, holder, new):
         parity = holder.replicator._shared.replicas.parities.open(Rank(0), 7)
         (byte,) = os.pread(parity._memory, 1, at)
         os.pwrite(parity._memory, bytes([byte ^ 1]), at)
@@ -182,9 +180,7 @@ async def test_a_parity_that_was_damaged_in_memory_is_found(at):
 @in_loop
 async def test_what_is_not_announced_as_the_nodes_group_is_refused():
     """Owner and holder are told of a new group one after the other: until both know it, nothing counts."""
-    async with grouped() as (owners, holder, _):
-        capture(owners, 7)
-        await until_safe(owners, 7)
+    async with protected() as (owners, holder, _):
         others = (Rank(0), Rank(1))
         for rank in others:
             owners[rank].replicator.set_buddies({rank: (holder.peer,)}, [others])
