@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import functools
+import random
 from collections import deque
 from collections.abc import Iterator
 from typing import get_args
@@ -252,14 +253,17 @@ def check_fact(one: Decision) -> None:
 @pytest.mark.parametrize("off", [-1, 1])
 def test_what_is_said_in_another_epoch_changes_nothing(off):
     for state in states():
+        after = copied(state)
         for worker in state.members:
             for event in events_of_worker(state, worker, state.epoch + off):
                 if hasattr(event, "epoch"):
-                    assert stepped(SETTINGS, state, event, NOW) == (state, ())
+                    assert coordinator.step(SETTINGS, after, event, NOW) == ()
+                    assert after == state, event
 
 
 def test_a_deadline_that_is_reached_is_over():
-    for state in states():
+    """A quarter of the states, other ones in each run."""
+    for state in states()[random.randrange(4) :: 4]:
         now = NOW
         while (deadline := coordinator.next_deadline(SETTINGS, state)) is not None and now < NOW + 1000:
             assert stepped(SETTINGS, state, ev.TimeAdvanced(), now)[0] == state or deadline <= now

@@ -114,7 +114,9 @@ def test_frames_that_are_written_together_share_a_tag():
 
 
 @given(
-    st.lists(st.sampled_from([0, 1, 100, BUNDLE_BYTES - 9, BUNDLE_BYTES - 4, BUNDLE_BYTES, 2 * BUNDLE_BYTES])),
+    st.lists(
+        st.sampled_from([0, 1, 100, BUNDLE_BYTES - 9, BUNDLE_BYTES - 4, BUNDLE_BYTES, 2 * BUNDLE_BYTES]), max_size=5
+    ),
     st.data(),
 )
 def test_a_bundle_holds_what_fits_and_larger_frames_go_alone(sizes, data):

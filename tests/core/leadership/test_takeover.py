@@ -16,6 +16,8 @@ from deadpool_run.core.state import NodeRecord, State
 from deadpool_run.core.transitions import JobPhase, MemberPhase
 from deadpool_run.ids import ONLY_NODE
 
+pytestmark = pytest.mark.xdist_group("table")  # with test_table.py: the states are explored once
+
 NODE = ONLY_NODE
 OTHER = NodeRecord("n2", ev.Place(), 1)
 AFTER = NOW + 1000.0
