@@ -159,10 +159,10 @@ class _Agent:
                 self._leader.close(exit_code, reason)
         return exit_code
 
-    async def _answer(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
+    async def _answer(self, request: Mapping[str, Any]) -> bytes:
         """Answer a viewer."""
         assert self._leader is not None
-        return self._leader.request_handler.answer(request)
+        return await self._leader.request_handler.encoded(request)
 
     # --- several machines -------------------------------------------------------------------------------------------
 

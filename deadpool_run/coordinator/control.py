@@ -5,7 +5,8 @@ refused. Each request and each answer is a JSON object on one line. A connection
 
     {"do": "status"}                                  -> the status object
     {"do": "watch", "every_s": 1.0}                   -> status objects, one a line: at once, after each decision of the
-                                                         coordinator (at most 10 a second) and at least each `every_s`
+                                                         coordinator (at most 10 a second) and at least each `every_s`, unless
+                                                         to make it takes more than 1 % of a core's time
     {"do": "kill-rank", "rank": 1, "how": "sigkill"}  -> {"ok": true, "rank": 1, "worker": 4, "pid": 4711, "how": "sigkill"}
                                                          `how`: a `core.injection.KillHow` value
     {"do": "kill-spare", "worker": 5, "how": "sigkill"} -> {"ok": true, "worker": 5, "how": "sigkill"}
@@ -25,7 +26,6 @@ The agent of a follower has such a socket too. It passes requests on to the lead
 """
 
 import asyncio
-import json
 import logging
 import os
 import socket
@@ -35,12 +35,12 @@ from pathlib import Path
 from typing import Any
 
 from deadpool_run.coordinator.address import SOCKET_NAME, control_address
-from deadpool_run.coordinator.requests import RequestRefusedError
+from deadpool_run.coordinator.requests import RequestRefusedError, is_error
 from deadpool_run.errors import ProtocolError
-from deadpool_run.wire.typed import Decoder
+from deadpool_run.wire.typed import Decoder, to_json
 
-Answers = Callable[[Mapping[str, Any]], Awaitable[Mapping[str, Any]]]
-"""Returns the answer to a request."""
+Answers = Callable[[Mapping[str, Any]], Awaitable[bytes]]
+"""Returns the answer to a request, as a JSON object on one line."""
 
 MAX_LINE_BYTES = 64 << 10
 MAX_CONNECTIONS = 64
@@ -115,7 +115,7 @@ class ControlServer:
                     return
                 answer = await self._answer(request)
             except (RequestRefusedError, ProtocolError) as refusal:
-                answer = {"error": str(refusal)}
+                answer = to_json({"error": str(refusal)})
             await _send(writer, answer)
 
     async def _watch(self, every_s: float, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -123,10 +123,11 @@ class ControlServer:
         hung_up = asyncio.ensure_future(reader.read())
         try:
             while not hung_up.done():
+                news = self._changed  # taken first: a change while the status is sent is news too
                 status = await self._answer({"do": "status"})
-                if "error" not in status:  # an error is over soon, or the run ends
+                if not is_error(status):  # an error is over soon, or the run ends
                     await _send(writer, status)
-                changed = asyncio.ensure_future(self._changed.wait())
+                changed = asyncio.ensure_future(news.wait())
                 await asyncio.wait({hung_up}, timeout=_MIN_EVERY_S)  # the shortest time between two answers
                 await asyncio.wait({hung_up, changed}, timeout=every_s, return_when=asyncio.FIRST_COMPLETED)
                 changed.cancel()
@@ -141,8 +142,8 @@ def _every_s(request: Mapping[str, Any]) -> float:
     return float(min(max(every_s, _MIN_EVERY_S), _MAX_EVERY_S))
 
 
-async def _send(writer: asyncio.StreamWriter, answer: Mapping[str, Any]) -> None:
-    writer.write(json.dumps(answer, separators=(",", ":")).encode() + b"\n")
+async def _send(writer: asyncio.StreamWriter, answer: bytes) -> None:
+    writer.write(answer + b"\n")
     await writer.drain()
 
 

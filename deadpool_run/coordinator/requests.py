@@ -3,11 +3,12 @@
 `coordinator.control` lists requests and answers.
 """
 
+import asyncio
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
+from deadpool_run.coordinator.shared_status import SharedStatus
 from deadpool_run.core.events import (
     AgentKillRequested,
     DrainRequested,
@@ -20,6 +21,7 @@ from deadpool_run.core.injection import SLOWNESS_LIMITS, KillHow, Slowness, is_p
 from deadpool_run.core.recovery import relocation
 from deadpool_run.core.state import State
 from deadpool_run.ids import NodeId, Rank, WorkerId
+from deadpool_run.wire.typed import to_json
 
 
 class StatusSource(Protocol):
@@ -43,12 +45,36 @@ class RequestRefusedError(Exception):
     """The request cannot be carried out. The text is the reason."""
 
 
-@dataclass(frozen=True, slots=True)
+def is_error(answer: bytes) -> bool:
+    """Return whether an encoded answer is that a request cannot be carried out."""
+    return answer.startswith(b'{"error":')
+
+
 class RequestHandler:
     """Answers requests next to the coordinator."""
 
-    world_size: int
-    source: StatusSource
+    def __init__(self, world_size: int, source: StatusSource) -> None:
+        """Begin, in the loop in which requests come."""
+        self.world_size = world_size
+        self.source = source
+        self._status = SharedStatus(source.status)
+
+    def close(self) -> None:
+        """Answer those who wait for a status."""
+        self._status.close()
+
+    def answer_later(self, request: Mapping[str, Any], then: Callable[[bytes], None]) -> None:
+        """Pass the answer to `then`, as a JSON object on one line: the status when it is made next, others at once."""
+        if request.get("do") == "status":
+            self._status.request(then)
+        else:
+            then(to_json(self.answer(request)))
+
+    async def encoded(self, request: Mapping[str, Any]) -> bytes:
+        """Return the answer as a JSON object on one line."""
+        answered: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self.answer_later(request, lambda answer: None if answered.done() else answered.set_result(answer))
+        return await answered
 
     def answer(self, request: Mapping[str, Any]) -> Mapping[str, Any]:  # noqa: PLR0911 - one for each request
         """Return the answer to a request, or the reason why there is none."""

@@ -11,8 +11,10 @@ header, and mirrors the entries of other nodes' ranks, for status only.
 
 import mmap
 import os
-from collections.abc import Collection, Sequence
+import struct
+from collections.abc import Collection, Iterator, Sequence
 from enum import IntEnum
+from typing import NamedTuple
 
 from deadpool_run.ids import Version
 
@@ -154,6 +156,27 @@ class RankEntry:
         return tuple(sorted(Version(version) for version in self.slots if version >= 0))
 
 
+class RankWords(NamedTuple):
+    """The words of one rank as they were read, in the order and with the names of `RankEntry`."""
+
+    worker: int
+    epoch: int
+    phase: int
+    completed: int
+    issued: int
+    waited: int
+    slot0: int
+    slot1: int
+    skipped: int
+    taken: int
+    step_ns: int
+    capture_ns: int
+    copying: int
+    marked_step: int
+    mark: int
+    growing: int
+
+
 class StatusPage:
     """A view of a node's status page. `close` unmaps it; the caller keeps the descriptor."""
 
@@ -188,6 +211,10 @@ class StatusPage:
         for at, version in enumerate(newest):
             self._words[_ABANDONED + at] = version
         self._words[_ABANDONED_COUNT] = len(newest)
+
+    def words(self) -> Iterator[RankWords]:
+        """Yield the words of each rank entry, in a fraction of the time that its attributes take one by one."""
+        return map(RankWords._make, struct.iter_unpack(f"{WORDS}q", self._words[_HEADER_WORDS:]))
 
     @property
     def spans_nodes(self) -> bool:

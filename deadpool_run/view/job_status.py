@@ -1,6 +1,6 @@
 """The coordinator's state for viewers, ready for JSON."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import msgspec
@@ -9,12 +9,15 @@ from deadpool_run.core.recovery import relocation, restart
 from deadpool_run.core.state import State
 from deadpool_run.core.transitions import JobPhase, MemberPhase
 from deadpool_run.ids import NodeId
+from deadpool_run.vault.status_page import Phase, RankWords
 
 INCIDENTS_SHOWN = 5
+_ACTIVITIES = tuple(activity.name.lower() for activity in Phase)
+_NS_PER_MS = 1e6
 
 
 def summary(state: State) -> dict[str, Any]:
-    """Return the coordinator's part of the status object."""
+    """Return the coordinator's part of the status object, without the ranks."""
     is_unprotected = state.phase is JobPhase.UNPROTECTED and state.unprotected
     return {
         "phase": state.phase.value,
@@ -22,7 +25,6 @@ def summary(state: State) -> dict[str, Any]:
         "generation": state.generation,
         "restarts": state.restarts,
         "managed": state.managed,
-        "ranks": [_rank(state, rank) for rank in range(len(state.seats))],
         "spares": [
             {
                 "worker": worker,
@@ -52,21 +54,34 @@ def _draining(state: State) -> dict[str, Any] | None:
     return {"ranks": ranks, "node": under_way.node, "at": under_way.limit if under_way.is_set else None}
 
 
-def _rank(state: State, rank: int) -> dict[str, Any]:
-    seat = state.seats[rank]
-    if seat.owner is None:
-        holder: dict[str, Any] = {
-            "worker": None,
-            "pid": None,
-            "phase": "done" if seat.done else "vacant",
-            "node": seat.node,
-        }
-    else:
-        member = state.members[seat.owner]
-        unmanaged = member.phase is MemberPhase.SETTING_UP and not state.managed
-        phase = "running" if unmanaged else member.phase.value
-        holder = {"worker": member.worker, "pid": member.pid, "phase": phase, "node": member.node}
-    return {"rank": rank, **holder, "local_rank": seat.local_rank}
+def ranks(state: State, words: Iterable[RankWords], now: float) -> list[dict[str, Any]]:
+    """Return each rank: its worker, and what the status page says of it. Made in one go, as there may be thousands."""
+    phases = {phase: phase.value for phase in MemberPhase}
+    if not state.managed:
+        phases[MemberPhase.SETTING_UP] = "running"
+    shown = []
+    for rank, (seat, said) in enumerate(zip(state.seats, words, strict=True)):
+        member = None if seat.owner is None else state.members[seat.owner]
+        one, two = said.slot0, said.slot1
+        shown.append(
+            {
+                "rank": rank,
+                "worker": seat.owner,
+                "pid": None if member is None else member.pid,
+                "phase": phases[member.phase] if member is not None else "done" if seat.done else "vacant",
+                "node": seat.node if member is None else member.node,
+                "local_rank": seat.local_rank,
+                "activity": _ACTIVITIES[said.phase],
+                "waiting": said.issued > said.waited,
+                "step": said.completed,
+                "step_ms": said.step_ns / _NS_PER_MS,
+                "capture_ms": said.capture_ns / _NS_PER_MS,
+                "snapshots": [version for version in ((one, two) if one < two else (two, one)) if version >= 0],
+                "no_memory_bytes": -said.growing if said.growing < 0 else 0,
+                "slowed": 1.0 if member is None or member.slowed is None else member.slowness(now),
+            }
+        )
+    return shown
 
 
 def _nodes(state: State) -> Iterator[dict[str, Any]]:

@@ -8,12 +8,11 @@ from msgspec.structs import asdict
 
 from deadpool_run.core.state import State
 from deadpool_run.ids import NodeId
-from deadpool_run.vault.status_page import DeviceLibrary, Phase, RankEntry, StatusPage
+from deadpool_run.vault.status_page import DeviceLibrary, StatusPage
 from deadpool_run.view import capture_limit, job_status
 from deadpool_run.wire.peers import Traffic
 
 SCHEMA_VERSION = 1
-_NS_PER_MS = 1e6
 _MS_PER_S = 1e3
 
 
@@ -54,17 +53,12 @@ def status_object(  # noqa: PLR0913 - each is known to another part of the agent
     `dropped`: lines missing on the leader's machine.
     """
     summary = job_status.summary(state)
-    slowed = {member.rank: member.slowness(now) for member in state.owners() if member.slowed is not None}
-    ranks = [
-        {**rank, **_rank_entry(rank_entry), "slowed": slowed.get(rank["rank"], 1.0)}
-        for rank, rank_entry in zip(summary["ranks"], status_page.rank_entries, strict=True)
-    ]
     several = {} if nodes is None else _several(state, summary["nodes"], nodes)
     status = {
         "schema_version": SCHEMA_VERSION,
         "run": dict(run),
         **summary,
-        "ranks": ranks,
+        "ranks": job_status.ranks(state, status_page.words(), now),
         "committed": status_page.committed(),
         "total_steps": status_page.total_steps or None,
         "device_library": DeviceLibrary(status_page.device_library).name.lower()
@@ -93,17 +87,4 @@ def _node(state: State, node: NodeId, nodes: NodeReports) -> dict[str, Any]:
         "ranks": sorted(state.ranks_on(node)),
         "silent_ms": None if seen.at is None else (nodes.now - seen.at) * _MS_PER_S,
         "copies": None if seen.traffic is None else asdict(seen.traffic),
-    }
-
-
-def _rank_entry(rank_entry: RankEntry) -> dict[str, Any]:
-    """Return a rank's entry on the status page."""
-    return {
-        "activity": Phase(rank_entry.phase).name.lower(),
-        "waiting": rank_entry.issued > rank_entry.waited,
-        "step": rank_entry.completed,
-        "step_ms": rank_entry.step_ns / _NS_PER_MS,
-        "capture_ms": rank_entry.capture_ns / _NS_PER_MS,
-        "snapshots": list(rank_entry.held),
-        "no_memory_bytes": max(0, -rank_entry.growing),
     }

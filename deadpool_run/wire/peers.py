@@ -6,6 +6,8 @@ A frame is a 4-byte big-endian length and a JSON object whose `type` names the m
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from msgspec import Raw
+
 from deadpool_run.core.effects import Effect
 from deadpool_run.core.events import Event, NodeResynced, Place
 from deadpool_run.core.leadership.electorate import AgentEnded, Configuration, VoteAsked, VoteGiven
@@ -267,7 +269,8 @@ class Answer(Tagged):
     """Answers an `Ask`."""
 
     number: int
-    answer: dict[str, Any]
+    answer: Raw
+    """A JSON object on one line, which nobody on the way needs to read."""
 
 
 class Redirect(Tagged):

@@ -19,6 +19,7 @@ SMALLEST = {
     "soak.py": "--kills 2 --ranks 2",
     "spares.py": "--kills 1",
     "startup.py": "--ranks 2 --rounds 1",
+    "viewers.py": "--ranks 64 --viewers 2 --seconds 1",
 }
 LIMIT_S = 600
 

@@ -8,6 +8,7 @@ import pytest
 from house import HERE, SETTINGS, in_house
 from kit.ends import BOUND_S, NodeEnd
 from kit.sealed import sealed, sealed_pair
+from msgspec import Raw
 
 from deadpool_run.core import events as ev
 from deadpool_run.wire import peers
@@ -100,10 +101,10 @@ async def test_each_is_told_what_is_for_it_and_all_what_is_for_all(house):
     two, _ = await house.join("b")
     stranger = house.connect()
     news = peers.Committed(1, 5, ())
-    house.connections.send(name, peers.Answer(1, {}))
-    house.connections.send("nobody", peers.Answer(2, {}))
+    house.connections.send(name, peers.Answer(1, Raw(b"{}")))
+    house.connections.send("nobody", peers.Answer(2, Raw(b"{}")))
     house.connections.broadcast(news)
-    assert (await one.hears(4))[2:] == [peers.Answer(1, {}), news]
+    assert (await one.hears(4))[2:] == [peers.Answer(1, Raw(b"{}")), news]
     assert (await two.hears(3))[2:] == [news]
     await house.connections.end(peers.End(0, ""))
     await stranger.is_lost()

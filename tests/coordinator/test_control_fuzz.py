@@ -74,10 +74,8 @@ def run(lines, answer):
 @example([b'{"do":"kill-rank","rank":0,"how":"\\ud800"}'])
 @example([line for line in HARD if b"\n" not in line])
 def test_whatever_comes_is_answered_and_ends_nothing(lines):
-    handler = RequestHandler(2, Job())
-
     async def answer(request):
-        return handler.answer(request)
+        return await RequestHandler(2, Job()).encoded(request)
 
     answers, last, failures = run(lines, answer)
     assert last == {"phase": "running"}
@@ -89,7 +87,7 @@ def test_an_answer_that_fails_ends_that_connection_only(caplog):
     async def answer(request):
         if request.get("x"):
             raise KeyError("a mistake of ours")
-        return {"phase": "running"}
+        return b'{"phase":"running"}'
 
     answers, last, failures = run([b'{"do":"status","x":1}', b'{"do":"status"}'], answer)
     assert (answers, last, failures) == ([], {"phase": "running"}, [])

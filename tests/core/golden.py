@@ -8,6 +8,7 @@ import dataclasses
 import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 from kit.invariants import check_invariants
 from msgspec.structs import asdict
@@ -17,9 +18,11 @@ from deadpool_run.core import effects as do
 from deadpool_run.core import events as ev
 from deadpool_run.core.injection import KillHow
 from deadpool_run.core.settings import Settings
+from deadpool_run.core.state import State
 from deadpool_run.errors import Blame
 from deadpool_run.ids import ONLY_NODE
-from deadpool_run.view.job_status import summary
+from deadpool_run.vault.status_page import WORDS, RankWords
+from deadpool_run.view import job_status
 
 _BAR = "----"
 
@@ -215,13 +218,19 @@ class Run:
         return lines
 
     def show(self) -> list[str]:
-        status = summary(self.state)
+        status = shown(self.state)
         return [
             "{phase}, epoch {epoch}, generation {generation}: {reason}".format_map(status),
             f"  a snapshot every {status['capture_interval']} steps",
             *(f"  rank {r['rank']}: {_worker(r['worker'])} {r['phase']}{_on(r['node'])}" for r in status["ranks"]),
             *(f"  spare: w{s['worker']} {s['phase']}{_on(s['node'])}" for s in status["spares"]),
         ]
+
+
+def shown(state: State) -> dict[str, Any]:
+    """The coordinator's part of the status, with ranks that have written nothing on the status page."""
+    words = [RankWords(*[0] * WORDS)] * len(state.seats)
+    return {**job_status.summary(state), "ranks": job_status.ranks(state, words, now=0.0)}
 
 
 def _worker(worker: int | None) -> str:

@@ -2,16 +2,17 @@
 
 import json
 
-from golden import Run
+from golden import Run, shown
 
-from deadpool_run.view.job_status import summary
+from deadpool_run.vault.status_page import BUSY, EMPTY, Phase, RankWords
+from deadpool_run.view import job_status
 
 
 def run(*commands):
     told = Run()
     for command in commands:
         told.command(command)
-    return summary(told.state)
+    return shown(told.state)
 
 
 START = ("new world_size=2 spares=1", "start", "ready w0..w2")
@@ -48,8 +49,28 @@ def test_a_loop_outside_the_librarys_is_told_at_once():
 
 def test_a_vacant_and_a_finished_rank_have_no_worker():
     ranks = run(*PROTECTED, "kill w2", "kill w1 held=4,5")["ranks"]
-    assert ranks[1] == {"rank": 1, "worker": None, "pid": None, "phase": "vacant", "node": "node", "local_rank": 1}
+    vacant = {"rank": 1, "worker": None, "pid": None, "phase": "vacant", "node": "node", "local_rank": 1}
+    assert vacant.items() <= ranks[1].items()
     assert run(*PROTECTED, "exit w0 code=0")["ranks"][0]["phase"] == "done"
+
+
+def test_a_rank_is_shown_with_what_it_wrote_on_the_status_page():
+    told = Run()
+    for command in PROTECTED:
+        told.command(command)
+    page = [
+        RankWords(0, 1, Phase.STEP, 8, 5, 4, 8, 7, EMPTY, 0, 2_500_000, 500_000, 0, 0, 0, -64),
+        RankWords(1, 1, Phase.BETWEEN, 9, 5, 5, BUSY, 9, EMPTY, 0, 0, 0, 0, 0, 0, 64),
+    ]
+    first, second = job_status.ranks(told.state, page, now=0.0)
+    assert (first["worker"], first["activity"], first["waiting"], first["step"]) == (0, "step", True, 8)
+    assert (first["step_ms"], first["capture_ms"], first["snapshots"], first["no_memory_bytes"]) == (
+        2.5,
+        0.5,
+        [7, 8],
+        64,
+    )
+    assert (second["waiting"], second["snapshots"], second["no_memory_bytes"], second["slowed"]) == (False, [9], 0, 1.0)
 
 
 def test_the_resume_version_is_shown_while_it_matters():

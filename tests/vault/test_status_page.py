@@ -5,7 +5,15 @@ import os
 import pytest
 
 from deadpool_run.vault.segments import free_slot
-from deadpool_run.vault.status_page import EMPTY, MAX_ABANDONED, Phase, StatusPage, create_status_page
+from deadpool_run.vault.status_page import (
+    EMPTY,
+    MAX_ABANDONED,
+    WORDS,
+    Phase,
+    RankWords,
+    StatusPage,
+    create_status_page,
+)
 
 
 @pytest.fixture
@@ -53,6 +61,20 @@ def test_of_many_abandoned_versions_the_newest_are_kept(status_pages):
     assert [rank_entry.slots for rank_entry in status_page.rank_entries] == [(EMPTY, EMPTY)] * 3, (
         "the list ends before the rank entries"
     )
+
+
+def test_words_that_are_read_at_once_have_the_names_of_the_attributes(status_pages):
+    here, there = status_pages
+    for at, rank_entry in enumerate(there.rank_entries):
+        rank_entry.mirror([100 * at + word for word in range(WORDS)])
+        rank_entry.taken, rank_entry.copying, rank_entry.growing = 71, 72, 73
+    read = list(there.words())
+    for words, rank_entry in zip(read, there.rank_entries, strict=True):
+        assert words[6:8] == rank_entry.slots
+        names = set(RankWords._fields) - {"slot0", "slot1"}
+        assert {name: getattr(words, name) for name in names} == {name: getattr(rank_entry, name) for name in names}
+    assert [words.step_ns for words in read] == [10, 110, 210]
+    assert [words.taken for words in here.words()] == [0, 0, 0]
 
 
 def test_a_mirrored_rank_entry_shows_what_it_is_of_but_nobody_waits_for_its_copies(status_pages):

@@ -66,7 +66,7 @@ class Run:
         request_handler = RequestHandler(2, self)
 
         async def answer(request):
-            return request_handler.answer(request)
+            return await request_handler.encoded(request)
 
         self.server = ControlServer(self.run_dir, answer)
         await self.server.start()

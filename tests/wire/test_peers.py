@@ -6,12 +6,14 @@ from typing import get_args
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from msgspec import Raw
 
 from deadpool_run.core import effects as do
 from deadpool_run.core import events as ev
 from deadpool_run.core.settings import Settings
 from deadpool_run.errors import ProtocolError
 from deadpool_run.wire import peers
+from deadpool_run.wire.typed import to_json
 
 st.register_type_strategy(float, st.floats(allow_nan=False, allow_infinity=False))  # JSON has no others
 
@@ -40,7 +42,7 @@ def _of(kind):
     free = {
         peers.Ask: {"request": st.dictionaries(st.text(), JSON, max_size=3)},
         peers.Joined: {"settings": st.just(a_job)},
-        peers.Answer: {"answer": st.dictionaries(st.text(), JSON, max_size=3)},
+        peers.Answer: {"answer": st.dictionaries(st.text(), JSON, max_size=3).map(to_json).map(Raw)},
     }
     return st.builds(kind, **free.get(kind, {}))
 

@@ -16,6 +16,7 @@ from deadpool_run.ids import NodeId
 from deadpool_run.wire import peers
 from deadpool_run.wire.auth import GreetingRefusedError
 from deadpool_run.wire.peer_connection import PeerConnection
+from deadpool_run.wire.typed import to_json
 
 _ANSWER_S = 4.0
 """Less than a viewer waits, so that the viewer gets a reason instead of a timeout."""
@@ -23,7 +24,7 @@ _RETRY_S, _MAX_RETRY_S = 0.02, 0.5
 """Pause before a leader is dialled again; it doubles each time, until a connection has lasted longer than the longest."""
 _ASK_KERNEL = 0.6
 """Part of the silence after which the kernel asks. The leader sends a heartbeat in less."""
-_UNREACHED = {"error": "the job's leader does not answer: try again in a few seconds"}
+_UNREACHED = to_json({"error": "the job's leader does not answer: try again in a few seconds"})
 
 
 class LostError(Exception):
@@ -76,7 +77,7 @@ class Follower:
         self._joined: peers.Joined | None = None
         self._answered: asyncio.Future[bool] = loop.create_future()
         self._asked = 0
-        self._answers: dict[int, asyncio.Future[Mapping[str, Any]]] = {}
+        self._answers: dict[int, asyncio.Future[bytes]] = {}
         self._on_message: Callable[[peers.Message], None] | None = None
         self._on_lost: Callable[[], None] | None = None
         self._session = session or LinkSession()
@@ -170,11 +171,11 @@ class Follower:
         if self._link.open:
             self._link.expect_word_within(_ASK_KERNEL * silence_s)
 
-    async def ask(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the leader's answer to a viewer's request, or why there is none, within a few seconds."""
+    async def ask(self, request: Mapping[str, Any]) -> bytes:
+        """Return the leader's answer to a viewer's request, or why there is none, within a few seconds, encoded."""
         self._asked += 1
         number = self._asked
-        answer: asyncio.Future[Mapping[str, Any]] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._answers[number] = answer
         try:
             if not self._link.open:
@@ -187,7 +188,7 @@ class Follower:
         finally:
             del self._answers[number]
 
-    def take_answer(self, number: int, answer: Mapping[str, Any]) -> None:
+    def take_answer(self, number: int, answer: bytes) -> None:
         """Pass an answer to the request that waits for it."""
         waiting = self._answers.get(number)
         if waiting is not None and not waiting.done():

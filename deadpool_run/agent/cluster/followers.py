@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Protocol
 
-from msgspec import structs
+from msgspec import Raw, structs
 
 from deadpool_run.agent.checkpoint.leader import CheckpointLeader
 from deadpool_run.agent.cluster.leadership import Leadership
@@ -282,7 +282,9 @@ class Followers:
                 self._leader.mirror(node, message.rank_entries)
                 self.seen[node] = Seen(self._loop.time(), message.traffic)
             case peers.Ask(number, request):
-                self.connections.send(node, peers.Answer(number, dict(self._leader.request_handler.answer(request))))
+                self._leader.request_handler.answer_later(
+                    request, lambda answer: self.connections.send(node, peers.Answer(number, Raw(answer)))
+                )
             case peers.Join() | peers.Rejoin() | peers.ResumeLink() | peers.EndConfirmed():
                 pass  # handled by the connections
             case _:

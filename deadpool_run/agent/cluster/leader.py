@@ -69,7 +69,7 @@ class Leader:
         self.here = node.here.node
         self.alone = spec.cluster is None
         """Whether there is no other node."""
-        self._on_over, self._over = on_over, False
+        self._on_over, self._on_news, self._over = on_over, on_news, False
         self._plan_printed = known is not None or self.alone
         """The plan has been printed, or need not be."""
         self._timeline = 0
@@ -83,7 +83,6 @@ class Leader:
             on_fault=lambda error: tell(f"the journal ends here: {error} (the job continues)"),
         )
         self.request_handler = RequestHandler(spec.settings.world_size, self)
-        self._on_news = on_news
         self.server = CoordinatorServer(
             spec.settings, self.perform, self._journal, self._decided, known, may_decide=may_decide
         )
@@ -384,6 +383,7 @@ class Leader:
         if self._hang_detector is not None:
             self._hang_detector.close()
         self.server.close()
+        self.request_handler.close()
         if self.followers is not None:
             await self.followers.end(message)
         self._store.close()

@@ -27,6 +27,7 @@ from deadpool_run.coordinator.control import ControlServer
 from deadpool_run.coordinator.link import PeerLink
 from deadpool_run.coordinator.link_session import LinkSession
 from deadpool_run.coordinator.log_follower import LogFollower
+from deadpool_run.coordinator.shared_status import NO_LEADER
 from deadpool_run.coordinator.tasks import Tasks
 from deadpool_run.core.events import CoordinatorMoved, Event, JobSubmitted, Place
 from deadpool_run.core.leadership import election, electorate
@@ -61,8 +62,7 @@ class Participation:
     ) -> None:
         assert spec.cluster is not None
         self._spec, self._place = spec, place
-        self._forkserver = forkserver
-        self._output = output
+        self._forkserver, self._output = forkserver, output
         self._credentials, self._timeout_s = spec.credentials(node), spec.settings.node_timeout_s
         self._cluster, self._here = spec.cluster, Peer(node, place.address, place.port)
         self._loop = asyncio.get_running_loop()
@@ -149,13 +149,13 @@ class Participation:
         unsure = self.leader is None and (self._follower is None or not self._follower.was_answered)
         (self._no_leader if unsure else self.node.above).report(peers.Fact(event))
 
-    async def _answer(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
+    async def _answer(self, request: Mapping[str, Any]) -> bytes:
         """Answer a viewer of this node, as the leader would."""
         if self.leader is not None and self._leadership.has_authority():
-            return self.leader.request_handler.answer(request)
+            return await self.leader.request_handler.encoded(request)
         if self._follower is not None:
             return await self._follower.ask(request)
-        return {"error": "the job has no leader at this moment: try again in a few seconds"}
+        return NO_LEADER
 
     def preemption_notice(self) -> None:
         """Pass a preemption notice to the leader, and to each later one."""
@@ -341,7 +341,7 @@ class Participation:
             case peers.End(exit_code, reason):
                 self._over(exit_code, reason)
             case peers.Answer(number, answer):
-                follower.take_answer(number, answer)
+                follower.take_answer(number, bytes(answer))
             case peers.Joined():
                 pass  # handled before this membership began
             case peers.Order():
