@@ -38,7 +38,7 @@ class Trial:
 
     def __init__(self, *, wanted: bool) -> None:
         self.stage = Trial.Stage.DUE if wanted else Trial.Stage.OVER
-        self._observed: dict[str, int] = {}
+        self._observed: dict[str, int] | None = None
         self._before: dict[str, int] = {}
         self._counts: dict[str, int] = {}
         self._left_out: dict[str, str] = {}
@@ -60,12 +60,12 @@ class Trial:
 
     def end(self) -> None:
         """End the first run; after a loss, try another step."""
-        self.stage = Trial.Stage.RAN if self._observed else Trial.Stage.DUE
+        self.stage = Trial.Stage.DUE if self._observed is None else Trial.Stage.RAN
 
     def interrupt(self, *, due: bool) -> None:
         """Begin again after a repair, if the trial is still due."""
         self.stage = Trial.Stage.DUE if due else Trial.Stage.OVER
-        self._observed = {}
+        self._observed = None
 
     def conclude(self, *, updated: bool) -> None:
         """End the trial, or try the next step if no rank updated weights in this one."""
@@ -91,7 +91,7 @@ class Trial:
                 "repeated after a loss, such as the items of enumerate() or of another iterator.\n"
                 "Use step.index, or a variable that the step itself changes. deadpool_run.init(verify=False) turns this check off."
             )
-        observed, self._observed = self._observed, {}
+        observed, self._observed = self._observed or {}, None
         names = dict.fromkeys([*observed, *digests])
         different = [name for name in names if observed.get(name) != digests.get(name)]
         if not different:

@@ -7,7 +7,6 @@ optimizer state change only inside `optimizer.step()`, so another thread copies 
 
 import atexit
 import os
-import zlib
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
@@ -30,14 +29,14 @@ from deadpool_run.worker.device.choose import device_backend
 from deadpool_run.worker.device.run_ahead import wait_idle
 from deadpool_run.worker.groups.registry import Registry
 from deadpool_run.worker.groups.rehearsal import REHEARSAL_STEPS
-from deadpool_run.worker.snapshot import buckets, checks
+from deadpool_run.worker.snapshot import buckets, checks, observed
 from deadpool_run.worker.snapshot.copy_thread import CopyThread, OnSkip
 from deadpool_run.worker.snapshot.plan import BufferCopies, CapturePlan, live_tensors
 from deadpool_run.worker.snapshot.restore import Restoration
 from deadpool_run.worker.snapshot.slot_memory import SlotMemory
 from deadpool_run.worker.snapshot.writer import StateCapture
 from deadpool_run.worker.state import gradients, script_hooks
-from deadpool_run.worker.state.digest import digest, sample, samples_equal
+from deadpool_run.worker.state.digest import sample, samples_equal
 from deadpool_run.worker.state.process_settings import ProcessSettings
 from deadpool_run.worker.state.protected import Protected
 from deadpool_run.worker.state.rng import put_rng, take_rng
@@ -189,19 +188,8 @@ class Snapshots:
         )
 
     def observe(self) -> dict[str, int]:
-        """Return, by name, a digest of each protected tensor and of each optimizer's hyper-parameters.
-
-        Gradients are included if they are state, and larger tensors in variables: averages of the weights, say.
-        """
-        live = live_tensors(self.protected)
-        names = {id(tracked.tensor): name for name, tracked in live.items()}
-        found = {name: digest(tensor) for name, tensor in self.variables.tensors() if id(tensor) not in names}
-        found |= {name: digest(tracked.tensor) for name, tracked in live.items()}
-        for parameter, gradient, _ in self.protected.gradients(self._stepped):
-            found[f"the gradient of {names[id(parameter)]}"] = digest(gradient)
-        for name, optimizer in self.protected.optimizers.items():
-            found[f"the hyper-parameters of {name}"] = zlib.crc32(repr(optimizer.take()).encode())
-        return found
+        """Return digests of all state that a step changes, by name."""
+        return observed.digests(self.protected, self.variables, self._stepped)
 
     def begin(self, version: Version, *, always: bool = False) -> None:
         """Copy the small state of `version`, and start to copy the rest: at each interval, or `always`.

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
+from torch.func import functional_call, grad
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
@@ -303,6 +304,40 @@ def _(job):
         optimizer.zero_grad()
 
     return {"model": model, "optimizer": optimizer}, step
+
+
+class Held:
+    """Weights that no module has and no optimizer updates, as `torch.func` uses them."""
+
+    def __init__(self):
+        self.module = net()
+        self.weights = {name: weight.detach().clone() for name, weight in self.module.named_parameters()}
+
+    def state_dict(self):
+        return {"weights": self.weights}
+
+    def load_state_dict(self, state):
+        self.weights = dict(state["weights"])
+
+    def loss(self, weights, inputs):
+        return functional_call(self.module, weights, (inputs,)).pow(2).mean()
+
+    def train(self, inputs, scale):
+        for name, gradient in grad(self.loss)(self.weights, inputs).items():
+            dist.all_reduce(gradient)
+            self.weights[name] = self.weights[name] - 1e-2 / scale * gradient
+
+
+@breach("only an object of the script's own is protected, with weights that an average in a queue scales")
+def _(job):
+    held, average = Held(), Average()
+
+    def step(index):
+        inputs = data(index, job.rank)
+        average.add(held.loss(held.weights, inputs).item())
+        held.train(inputs, average.value)
+
+    return {"held": held}, step
 
 
 class Meter:
