@@ -6,7 +6,7 @@ there the job has a `LoopMember`.
 
 import atexit
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
 from types import TracebackType
 from typing import Any, Self
@@ -22,7 +22,7 @@ from deadpool_run.worker.check import probe
 from deadpool_run.worker.compat import c10d
 from deadpool_run.worker.groups import gloo
 from deadpool_run.worker.groups.rehearsal import REHEARSAL_STEPS
-from deadpool_run.worker.loop.batches import NAME, Batches
+from deadpool_run.worker.loop.batches import NAME, Batches, refuse_shared
 from deadpool_run.worker.loop.member import LoopMember
 from deadpool_run.worker.process import session
 from deadpool_run.worker.snapshot.checks import check_new
@@ -59,6 +59,7 @@ class Job:
         self._names: set[str] = set()
         self._member: LoopMember | None = None
         self._looping = False
+        self._batched = False
         self.rebuilds = 0
         """How often this process has rebuilt its communicators. A replacement's first attach counts."""
         self.local_rank = int(os.environ.get("LOCAL_RANK", "0"))
@@ -144,9 +145,17 @@ class Job:
             yield from probe.watched(self._member, total, self._protected_steps)
 
     def batches(
-        self, loader: Iterable[Any], *, epochs: int | None = None, steps: int | None = None, replay: bool = False
+        self,
+        loader: Iterable[Any],
+        *more: Iterable[Any],
+        epochs: int | None = None,
+        steps: int | None = None,
+        replay: bool = False,
     ) -> "Iterator[tuple[Step, Any]]":
         """Yield each step with its batch: all batches of `epochs` epochs, or `steps` batches.
+
+        With several loaders the batch is a tuple with one of each. Epochs are those of the first; the others begin again when
+        they are used up.
 
         Use it in place of `steps()`. After a recovery the loader continues at the repeated batch: a map-style DataLoader by
         index, without loading the skipped batches; a loader with `state_dict` by itself. Any other loader raises
@@ -157,16 +166,23 @@ class Job:
                 f"batches() was given {'neither epochs nor steps' if steps is None else 'both epochs and steps'}.\n"
                 "Pass one of them: epochs=... or steps=...."
             )
-        source = Batches(loader, replay=replay)
-        total = steps if steps is not None else (epochs or 0) * source.per_epoch()
-        self.protect(**{NAME: source})
-        return self._with_batches(source, total)
+        if self._batched:
+            raise ScriptError(
+                "job.batches() was called twice, and a job has one step loop.\n"
+                "Pass all loaders to one call: for step, (x, y) in job.batches(first, second, epochs=1)."
+            )
+        self._batched = True
+        refuse_shared([loader, *more])
+        sources = [Batches(each, replay=replay) for each in (loader, *more)]
+        total = steps if steps is not None else (epochs or 0) * sources[0].per_epoch()
+        self.protect(**{f"{NAME}.{at}" if at else NAME: source for at, source in enumerate(sources)})
+        return self._with_batches(sources, total)
 
-    def _with_batches(self, source: Batches, total: int) -> "Iterator[tuple[Step, Any]]":
+    def _with_batches(self, sources: Sequence[Batches], total: int) -> "Iterator[tuple[Step, Any]]":
         for step in self.steps(total):
-            batch = source.take()
-            step.epoch = source.epoch
-            yield step, batch
+            batches = tuple(source.take() for source in sources)
+            step.epoch = sources[0].epoch
+            yield step, batches if len(batches) > 1 else batches[0]
 
     def _protected_steps(self, member: LoopMember, total: int) -> "Iterator[Step]":
         member.enter_loop(total)

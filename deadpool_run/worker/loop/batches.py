@@ -5,7 +5,7 @@ and used indices are skipped without loading them. A loader with `state_dict` re
 """
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,19 @@ NAME = "deadpool.batches"
 _KEPT = 3
 """Batches kept, so that a survivor that repeats a step or two does not load them again."""
 _ATOMS = (type(None), bool, int, float, str, bytes)
+
+
+def refuse_shared(loaders: Sequence[Any]) -> None:
+    """Raise `ScriptError` if loaders share a sampler or a generator: to reposition one would move the other."""
+    seen: dict[int, Any] = {}
+    for loader in loaders:
+        parts = {id(each): each for each in (loader, *samplers(loader), *generators_of(loader))}
+        for part in (seen[key] for key in parts if key in seen):
+            raise ScriptError(
+                f"batches(): two loaders share a {type(part).__name__}, and one cannot be repositioned without the other.\n"
+                "Give each loader its own sampler and its own generator."
+            )
+        seen |= parts
 
 
 @dataclass(slots=True)

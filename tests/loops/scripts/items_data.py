@@ -154,3 +154,27 @@ class Stream(IterableDataset):
 @item("Job.batches: IterableDataset, replay=True")
 def replayed(rank, _size):
     return fed(rank, DataLoader(Stream(), BATCH), replay=True)
+
+
+@item("Job.batches: two loaders, the second one shorter and with workers")
+def two(rank, size):
+    model = ddp(net(2))
+    optimizer = adam(model)
+    first = DataLoader(Samples(PER_EPOCH * BATCH), BATCH, shuffle=True)
+    samples = Samples(3 * BATCH * size)
+    second = DataLoader(samples, BATCH, sampler=DistributedSampler(samples, size, rank, seed=7), num_workers=1)
+
+    def step(_index, batch):
+        (_, x), (_, y) = batch
+        (model(x) - model(y)).pow(2).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return Loop(
+        {"model": model, "optimizer": optimizer},
+        step,
+        blocks_of(model),
+        optimizer,
+        steps=lambda job, total: job.batches(first, second, steps=total),
+        told=lambda step, batch: [step.epoch, *(indices.tolist() for indices, _ in batch)],
+    )

@@ -16,7 +16,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from deadpool_run.errors import ScriptError
 from deadpool_run.worker.loop import worker_seeds
-from deadpool_run.worker.loop.batches import Batches
+from deadpool_run.worker.loop.batches import Batches, refuse_shared
 from deadpool_run.worker.state.rng import put_rng, take_rng
 
 sys.path.append(str(Path(__file__).parents[2] / "loops" / "scripts"))
@@ -216,6 +216,20 @@ def test_of_what_workers_draw_and_their_loader_does_not_keep_is_warned():
     with pytest.warns(RuntimeWarning, match="does not hold the random state of its workers"):
         Batches(StatefulDataLoader(Counted(), BATCH, num_workers=1))
     Batches(StatefulDataLoader(Counted(), BATCH))  # in the main process the generators are protected
+
+
+def test_loaders_that_share_what_a_position_is_made_of_are_refused():
+    dataset, generator = Counted(), torch.Generator()
+    sampler = DistributedSampler(dataset, 1, 0)
+    sharing = [
+        ("DataLoader", [DataLoader(dataset, BATCH)] * 2),
+        ("DistributedSampler", [DataLoader(dataset, BATCH, sampler=sampler) for _ in range(2)]),
+        ("Generator", [DataLoader(dataset, BATCH, shuffle=True, generator=generator) for _ in range(2)]),
+    ]
+    for shared, loaders in sharing:
+        with pytest.raises(ScriptError, match=rf"two loaders share a {shared}.*\nGive each"):
+            refuse_shared(loaders)
+    refuse_shared([generated(dataset), generated(dataset), DataLoader(dataset, BATCH, shuffle=True)])
 
 
 def test_an_empty_loader_is_refused():

@@ -1,0 +1,46 @@
+"""What a script may ask of its job but once, in the order in which it asks: the errors say what to write instead."""
+
+import pytest
+import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from deadpool_run.errors import ScriptError
+from deadpool_run.worker import job as job_module
+from deadpool_run.worker.job import Job
+
+
+@pytest.fixture
+def job(monkeypatch):
+    """A job of one rank without deadpool-run. Its world has no connections: Gloo's would outlive the test."""
+
+    def init_world(_timeout):
+        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=1)
+
+    monkeypatch.setattr(job_module, "_init_unprotected", init_world)
+    yield Job(None)
+    dist.destroy_process_group()
+
+
+def test_a_job_has_one_step_loop(job):
+    assert [step.index for step in job.steps(2)] == [0, 1]
+    with pytest.raises(ScriptError, match=r"steps\(\) was called twice.*\nNest other loops"):
+        next(job.steps(2))
+
+
+def test_all_loaders_belong_into_one_call(job):
+    loader = [1, 2, 3]
+    job.batches(loader, steps=2, replay=True)
+    with pytest.raises(ScriptError, match=r"batches\(\) was called twice.*\nPass all loaders to one call"):
+        job.batches(loader, steps=2, replay=True)
+
+
+@pytest.mark.parametrize("many", [{}, {"epochs": 1, "steps": 2}])
+def test_batches_are_counted_in_epochs_or_in_steps(job, many):
+    with pytest.raises(ScriptError, match=r"epochs.*steps.*\nPass one of them"):
+        job.batches([1], replay=True, **many)
+
+
+def test_several_loaders_give_tuples_and_the_first_counts_the_epochs(job):
+    got = list(job.batches([1, 2, 3], ["a", "b"], epochs=2, replay=True))
+    assert [batch for _, batch in got] == [(1, "a"), (2, "b"), (3, "a"), (1, "b"), (2, "a"), (3, "b")]
+    assert [step.epoch for step, _ in got] == [0, 0, 0, 1, 1, 1]
