@@ -1,4 +1,4 @@
-"""What a script may ask of its job but once, in the order in which it asks: the errors say what to write instead."""
+"""Errors for a script that calls its job too often, or with arguments that contradict each other."""
 
 import pytest
 import torch.distributed as dist
