@@ -212,9 +212,9 @@ class StatusPage:
             self._words[_ABANDONED + at] = version
         self._words[_ABANDONED_COUNT] = len(newest)
 
-    def words(self) -> Iterator[RankWords]:
-        """Yield the words of each rank entry, in a fraction of the time that its attributes take one by one."""
-        return map(RankWords._make, struct.iter_unpack(f"{WORDS}q", self._words[_HEADER_WORDS:]))
+    def words(self) -> Iterator[tuple[int, ...]]:
+        """Yield `RankWords` of each rank, as plain tuples: in a fraction of the time that attributes take one by one."""
+        return struct.iter_unpack(f"{WORDS}q", self._words[_HEADER_WORDS:])
 
     @property
     def spans_nodes(self) -> bool:

@@ -9,7 +9,7 @@ from deadpool_run.core.recovery import relocation, restart
 from deadpool_run.core.state import State
 from deadpool_run.core.transitions import JobPhase, MemberPhase
 from deadpool_run.ids import NodeId
-from deadpool_run.vault.status_page import Phase, RankWords
+from deadpool_run.vault.status_page import Phase
 
 INCIDENTS_SHOWN = 5
 _ACTIVITIES = tuple(activity.name.lower() for activity in Phase)
@@ -54,15 +54,20 @@ def _draining(state: State) -> dict[str, Any] | None:
     return {"ranks": ranks, "node": under_way.node, "at": under_way.limit if under_way.is_set else None}
 
 
-def ranks(state: State, words: Iterable[RankWords], now: float) -> list[dict[str, Any]]:
-    """Return each rank: its worker, and what the status page says of it. Made in one go, as there may be thousands."""
+def ranks(state: State, words: Iterable[tuple[int, ...]], now: float) -> list[dict[str, Any]]:
+    """Return each rank: its worker, and what the status page says of it. There may be thousands, so that each line counts.
+
+    `words` are `vault.status_page.RankWords`.
+    """
     phases = {phase: phase.value for phase in MemberPhase}
     if not state.managed:
         phases[MemberPhase.SETTING_UP] = "running"
     shown = []
     for rank, (seat, said) in enumerate(zip(state.seats, words, strict=True)):
+        _, _, activity, completed, issued, waited, older, newer, _, _, step_ns, capture_ns, _, _, _, growing = said
+        if older > newer:
+            older, newer = newer, older
         member = None if seat.owner is None else state.members[seat.owner]
-        one, two = said.slot0, said.slot1
         shown.append(
             {
                 "rank": rank,
@@ -71,13 +76,13 @@ def ranks(state: State, words: Iterable[RankWords], now: float) -> list[dict[str
                 "phase": phases[member.phase] if member is not None else "done" if seat.done else "vacant",
                 "node": seat.node if member is None else member.node,
                 "local_rank": seat.local_rank,
-                "activity": _ACTIVITIES[said.phase],
-                "waiting": said.issued > said.waited,
-                "step": said.completed,
-                "step_ms": said.step_ns / _NS_PER_MS,
-                "capture_ms": said.capture_ns / _NS_PER_MS,
-                "snapshots": [version for version in ((one, two) if one < two else (two, one)) if version >= 0],
-                "no_memory_bytes": -said.growing if said.growing < 0 else 0,
+                "activity": _ACTIVITIES[activity],
+                "waiting": issued > waited,
+                "step": completed,
+                "step_ms": step_ns / _NS_PER_MS,
+                "capture_ms": capture_ns / _NS_PER_MS,
+                "snapshots": [older, newer] if older >= 0 else [newer] if newer >= 0 else [],
+                "no_memory_bytes": -growing if growing < 0 else 0,
                 "slowed": 1.0 if member is None or member.slowed is None else member.slowness(now),
             }
         )

@@ -68,13 +68,13 @@ def test_words_that_are_read_at_once_have_the_names_of_the_attributes(status_pag
     for at, rank_entry in enumerate(there.rank_entries):
         rank_entry.mirror([100 * at + word for word in range(WORDS)])
         rank_entry.taken, rank_entry.copying, rank_entry.growing = 71, 72, 73
-    read = list(there.words())
+    read = list(map(RankWords._make, there.words()))
     for words, rank_entry in zip(read, there.rank_entries, strict=True):
         assert words[6:8] == rank_entry.slots
         names = set(RankWords._fields) - {"slot0", "slot1"}
         assert {name: getattr(words, name) for name in names} == {name: getattr(rank_entry, name) for name in names}
     assert [words.step_ns for words in read] == [10, 110, 210]
-    assert [words.taken for words in here.words()] == [0, 0, 0]
+    assert [RankWords(*words).taken for words in here.words()] == [0, 0, 0]
 
 
 def test_a_mirrored_rank_entry_shows_what_it_is_of_but_nobody_waits_for_its_copies(status_pages):
