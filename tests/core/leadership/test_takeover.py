@@ -222,6 +222,21 @@ def test_a_spare_whose_order_to_rehearse_the_log_lacks_begins_no_new_world():
     assert ended
 
 
+def test_a_slowed_rank_is_slowed_for_the_rest_of_its_time_under_the_new_leader():
+    """Otherwise its slowness would pass for a hang, or a hang for its slowness."""
+    seen = 0
+    for state in moved_states():
+        owner = state.owner(0)
+        if state.phase is not JobPhase.RUNNING or owner is None or owner.phase is MemberPhase.ENDING:
+            continue
+        slowed, _ = step(state, ev.SlowRequested(0, 3.0, 60.0), now=AFTER - 10.0)
+        after, _ = step(slowed, ev.CoordinatorMoved(7, NODE), ev.NodeResynced(NODE, tuple(as_known(slowed))))
+        if (kept := after.owner(0)) is not None and kept.worker == owner.worker:
+            assert (kept.slowness(AFTER + 49.0), kept.slowness(AFTER + 50.0)) == (3.0, 1.0)
+            seen += 1
+    assert seen
+
+
 def test_a_smaller_term_changes_nothing():
     for state in moved_states():
         later, _ = step(state, ev.CoordinatorMoved(3, NODE), ev.NodeResynced(NODE, tuple(as_known(state))))
