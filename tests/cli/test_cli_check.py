@@ -140,6 +140,16 @@ def test_weights_that_differ_only_after_a_repair_are_found_from_the_first_step(c
     assert min(each["from_step"] for each in weights) in (run["step"], run["step"] + 1)
 
 
+def test_a_script_that_lets_replicas_differ_by_itself_is_told_so(check):
+    """The job stops, as its replicas differ soon after a repair. The check knows that they do so without one."""
+    code, found, _ = check("--faults", 1, WRONG, "own_rates", steps=10)
+    assert (code, found["reproducible"]) == (1, True)
+    (run,) = faults(found)
+    assert (run["result"], run["exit_code"]) == ("stopped", 95), found
+    assert "The script does this by itself: without a fault, model/" in run["why"]
+    assert "differ between ranks from step 7 on" in run["why"]
+
+
 def test_a_script_that_is_never_the_same_is_told_apart(check):
     code, found, _ = check("--faults", 1, WRONG, "unseeded")
     assert (code, found["reproducible"], faults(found)) == (1, False, [])

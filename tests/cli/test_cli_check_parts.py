@@ -155,6 +155,31 @@ def test_the_first_differences_are_put_in_words():
     assert in_words([]) == ""
 
 
+def test_weights_that_ranks_let_differ_are_told_from_those_that_always_do(tmp_path):
+    """A sharded weight is never equal; of others, the first version counts in which it is not equal any more."""
+    for rank in range(2):
+        states = [
+            (at, {"weights": {"w": str(at), "shard": f"{rank}", "late": f"{rank if at > 2 else 0}"}}) for at in range(5)
+        ]
+        write(tmp_path / "a", rank, rank, *states)
+    assert RunStates(tmp_path / "a").diverging() == (3, ("late",))
+    assert RunStates(tmp_path / "none").diverging() is None
+
+
+@pytest.mark.parametrize(("last", "verdict"), [(4, CheckVerdict.STOPPED), (3, CheckVerdict.DIFFERENT)])
+def test_replicas_that_differ_without_a_fault_too_are_no_difference(tmp_path, last, verdict):
+    """Nor are they exact. A job that stops before the version in which the script lets them differ has another reason."""
+    for rank in range(2):
+        states = [(at, state(weights={"w": f"{rank if at >= 5 else 0}"})) for at in range(9)]
+        write(tmp_path / "reference", rank, rank, *states)
+        write(tmp_path / "states", rank, rank, *states[: last + 1])
+    (tmp_path / "states" / FAULT_FILE).write_text('{"met": true}', encoding="utf-8")
+    run = CheckRun(tmp_path, Fault(0, FaultPhase.FORWARD, 2, 0.0), 95, "replicas differ", 1.0)
+    row = judge(run, RunStates(run.states), RunStates(tmp_path / "reference"), Report(8, ranks=2))
+    assert row.verdict is verdict
+    assert ("by itself: without a fault, w differ between ranks from step 5 on" in row.why) == (last == 4)
+
+
 @pytest.mark.parametrize(
     ("exit_code", "fault", "last", "verdict"),
     [

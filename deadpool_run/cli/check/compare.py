@@ -59,13 +59,18 @@ class RunStates:
     def __bool__(self) -> bool:
         return bool(self.seen)
 
+    @property
+    def last(self) -> int:
+        """The newest version."""
+        return max((version for _, version in self.seen), default=0)
+
     def missing(self, ranks: int, version: int) -> list[int]:
         """Return the ranks without this version."""
         return [rank for rank in range(ranks) if (rank, version) not in self.seen]
 
     def differences(self, reference: "RunStates", ignored: Collection[tuple[str, str]] = ()) -> list[StateDifference]:
         """Return the differences, earliest first, each name of each rank once. `ignored`: kinds and names."""
-        last = max((version for _, version in reference.seen), default=0)
+        last = reference.last
         found: dict[tuple[int, str, str], StateDifference] = {}
         for (rank, version), seen in sorted(self.seen.items()):
             expected = reference.seen.get((rank, version), [])
@@ -74,6 +79,18 @@ class RunStates:
                     if (kind, name) not in ignored:
                         found.setdefault((rank, kind, name), StateDifference(version, rank, kind, name))
         return sorted(found.values(), key=lambda each: (each.version, _KINDS.index(each.kind), each.rank, each.name))
+
+    def diverging(self) -> tuple[int, tuple[str, ...]] | None:
+        """Return the version in which weights first differ between ranks, after all ranks had them equal; and their names."""
+        equal: set[str] = set()
+        for version in sorted({version for _, version in self.seen}):
+            looks = [seen[-1].get("weights", {}) for (_, at), seen in sorted(self.seen.items()) if at == version]
+            names = [name for name in looks[0] if len(looks) > 1 and all(name in look for look in looks)]
+            same = {name for name in names if len({look[name] for look in looks}) == 1}
+            if apart := [name for name in names if name in equal - same]:
+                return version, tuple(apart)
+            equal |= same
+        return None
 
 
 def split(differences: Sequence[StateDifference]) -> tuple[list[StateDifference], set[tuple[str, str]]]:

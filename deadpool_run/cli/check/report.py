@@ -12,7 +12,7 @@ from rich.text import Text
 from deadpool_run.cli.check.compare import RunStates, StateDifference, in_words
 from deadpool_run.cli.check.run import CheckRun
 from deadpool_run.errors import RefusedError, ReplicasDifferError
-from deadpool_run.text import printable
+from deadpool_run.text import printable, shortened
 from deadpool_run.view.text import table
 from deadpool_run.wire.check import Fault
 
@@ -136,6 +136,9 @@ def judge(run: CheckRun, states: RunStates, reference: RunStates, report: Report
     verdict, why = CheckVerdict.EXACT, ""
     if run.exit_code != 0:
         verdict, why = _VERDICTS.get(run.exit_code, CheckVerdict.STOPPED), run.reason
+        own = None if found or verdict is not CheckVerdict.DIFFERENT else reference.diverging()
+        if own is not None and own[0] <= states.last + 1:  # it stops before it writes the version that it compared
+            verdict, why = CheckVerdict.STOPPED, f"{run.reason}\n{_own_words(*own)}"
     elif found:
         verdict = CheckVerdict.DIFFERENT
     elif met is None:
@@ -143,6 +146,14 @@ def judge(run: CheckRun, states: RunStates, reference: RunStates, report: Report
     elif missing:
         verdict, why = CheckVerdict.STOPPED, f"rank {', '.join(map(str, missing))} ended before step {report.steps}"
     return Row(run, verdict, why, found, met=met is not False)
+
+
+def _own_words(version: int, names: Sequence[str]) -> str:
+    return (
+        f"The script does this by itself: without a fault, {shortened(names)} differ between ranks from step {version} on, and what "
+        "this run wrote before it stopped is exact. If the ranks are to have the same weights, let them compute the same: a "
+        "learning rate, say, from the mean of all ranks' losses."
+    )
 
 
 def judge_unfailed(run: CheckRun, states: RunStates) -> Row:

@@ -110,6 +110,18 @@ def hidden_average(job):
             averages.put(0.9 * averages.get() + 0.1 * loss.item() / job.world_size)
 
 
+def own_rates(job):
+    """Each rank halves its learning rate by its own loss, so that replicas differ from step 7 on, without any loss of a rank."""
+    model, optimizer = make()
+    job.protect(model=model, optimizer=optimizer)
+    for step in job.steps(STEPS):
+        with step:
+            if step.index == 6:
+                for group in optimizer.param_groups:
+                    group["lr"] /= 1 + job.rank
+            update(model, optimizer, batch(step.index, job.rank))
+
+
 def unseeded(job):
     """Every run begins with other weights, and is exact by itself."""
     torch.manual_seed(int.from_bytes(os.urandom(4)))

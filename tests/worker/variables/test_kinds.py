@@ -578,6 +578,26 @@ def test_a_survivor_cannot_repeat_a_step_with_an_iterator_that_has_advanced(make
         next(iterator)
 
 
+@pytest.mark.parametrize(
+    "make", [lambda: (number for number in range(3)), through_a_generator], ids=["plain", "within"]
+)
+def test_a_generator_that_is_used_up_needs_no_position(make):
+    """As of `clip = partial(clip_grad_norm_, model.parameters())`, which clips in the first step only."""
+
+    def advance(taken, *, used_up):
+        variables, iterator = Variables(), make()
+        variables.begin()
+        if used_up:
+            assert list(iterator)
+        taken.append(variables.take())
+        variables.put(taken[0])
+        return list(iterator)
+
+    taken = Taken()
+    assert advance(taken, used_up=True) == []
+    assert advance(taken, used_up=False) == []
+
+
 def test_the_trial_leaves_iterators_to_its_comparison():
     variables, iterator = Variables(), generator()
     variables.begin()

@@ -43,6 +43,8 @@ def is_iterator(value: Any) -> bool:
 
 def parts_of(value: Iterator[Any]) -> list[Any] | None:
     """Return the parts that rebuild an iterator: a name, arguments, and its state if it has one; None if nothing can rebuild it."""
+    if isinstance(value, GeneratorType) and value.gi_frame is None:  # used up: an empty iterator gives the same
+        return [iter.__name__, [()]]
     parts = _reduced(value)
     if parts is None:
         return None
