@@ -10,6 +10,7 @@ import fractions
 import functools
 import itertools
 import pathlib
+import random
 import sys
 import threading
 import types
@@ -539,10 +540,20 @@ def through_a_generator():
     return enumerate(number for number in range(99))
 
 
+def alike():
+    """A generator that looks the same at each yield: what it draws from has the position."""
+
+    def drawn(source):
+        while True:
+            yield source.random()
+
+    return drawn(random.Random(3))
+
+
 UNKEPT = [generator, loader, text, mapped, through_a_generator]
 
 
-@pytest.mark.parametrize("make", UNKEPT, ids=lambda make: make.__name__)
+@pytest.mark.parametrize("make", [*UNKEPT, alike], ids=lambda make: make.__name__)
 def test_a_replacement_cannot_advance_an_iterator_whose_position_is_lost(make):
     def advance(taken, *, steps):
         variables, iterator = Variables(), make()
