@@ -122,7 +122,7 @@ def test_a_message_with_one_value_changed_is_a_message_or_refused(kind):
             found = peers.decode(json.dumps(parts).encode())
         except ProtocolError:
             return
-        assert repr(peers.decode(peers.encode(found)[4:])) == repr(found)
+        assert peers.encode(peers.decode(peers.encode(found)[4:])) == peers.encode(found)
 
     check()
 
