@@ -14,7 +14,6 @@ import os
 import struct
 from collections.abc import Collection, Iterator, Sequence
 from enum import IntEnum
-from typing import NamedTuple
 
 from deadpool_run.ids import Version
 
@@ -156,27 +155,6 @@ class RankEntry:
         return tuple(sorted(Version(version) for version in self.slots if version >= 0))
 
 
-class RankWords(NamedTuple):
-    """The words of one rank as they were read, in the order and with the names of `RankEntry`."""
-
-    worker: int
-    epoch: int
-    phase: int
-    completed: int
-    issued: int
-    waited: int
-    slot0: int
-    slot1: int
-    skipped: int
-    taken: int
-    step_ns: int
-    capture_ns: int
-    copying: int
-    marked_step: int
-    mark: int
-    growing: int
-
-
 class StatusPage:
     """A view of a node's status page. `close` unmaps it; the caller keeps the descriptor."""
 
@@ -213,7 +191,7 @@ class StatusPage:
         self._words[_ABANDONED_COUNT] = len(newest)
 
     def words(self) -> Iterator[tuple[int, ...]]:
-        """Yield `RankWords` of each rank, as plain tuples: in a fraction of the time that attributes take one by one."""
+        """Yield `RankEntry.words` of each rank, in a fraction of the time."""
         return struct.iter_unpack(f"{WORDS}q", self._words[_HEADER_WORDS:])
 
     @property

@@ -57,7 +57,7 @@ def _draining(state: State) -> dict[str, Any] | None:
 def ranks(state: State, words: Iterable[tuple[int, ...]], now: float) -> list[dict[str, Any]]:
     """Return each rank: its worker, and what the status page says of it. There may be thousands, so that each line counts.
 
-    `words` are `vault.status_page.RankWords`.
+    `words` are those of each `RankEntry`, in its order.
     """
     phases = {phase: phase.value for phase in MemberPhase}
     if not state.managed:

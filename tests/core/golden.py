@@ -21,7 +21,7 @@ from deadpool_run.core.settings import Settings
 from deadpool_run.core.state import State
 from deadpool_run.errors import Blame
 from deadpool_run.ids import ONLY_NODE
-from deadpool_run.vault.status_page import WORDS, RankWords
+from deadpool_run.vault.status_page import WORDS
 from deadpool_run.view import job_status
 
 _BAR = "----"
@@ -229,7 +229,7 @@ class Run:
 
 def shown(state: State) -> dict[str, Any]:
     """The coordinator's part of the status, with ranks that have written nothing on the status page."""
-    words = [RankWords(*[0] * WORDS)] * len(state.seats)
+    words = [(0,) * WORDS] * len(state.seats)
     return {**job_status.summary(state), "ranks": job_status.ranks(state, words, now=0.0)}
 
 

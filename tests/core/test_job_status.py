@@ -1,10 +1,12 @@
 """The status for viewers is plain JSON, and names the holder of each rank."""
 
 import json
+import os
 
+import pytest
 from golden import Run, shown
 
-from deadpool_run.vault.status_page import BUSY, EMPTY, Phase, RankWords
+from deadpool_run.vault.status_page import BUSY, Phase, StatusPage, create_status_page
 from deadpool_run.view import job_status
 
 
@@ -54,22 +56,31 @@ def test_a_vacant_and_a_finished_rank_have_no_worker():
     assert run(*PROTECTED, "exit w0 code=0")["ranks"][0]["phase"] == "done"
 
 
-def test_a_rank_is_shown_with_what_it_wrote_on_the_status_page():
+@pytest.fixture
+def status_page():
+    fd = create_status_page(2)
+    made = StatusPage(fd, 2)
+    yield made
+    made.close()
+    os.close(fd)
+
+
+def test_a_rank_is_shown_with_what_it_wrote_on_the_status_page(status_page):
     told = Run()
     for command in PROTECTED:
         told.command(command)
-    page = [
-        RankWords(0, 1, Phase.STEP, 8, 5, 4, 8, 7, EMPTY, 0, 2_500_000, 500_000, 0, 0, 0, -64),
-        RankWords(1, 1, Phase.BETWEEN, 9, 5, 5, BUSY, 9, EMPTY, 0, 0, 0, 0, 0, 0, 64),
-    ]
-    first, second = job_status.ranks(told.state, page, now=0.0)
+    one, two = status_page.rank_entries
+    one.phase, one.completed, one.issued, one.waited = Phase.STEP, 8, 5, 4
+    one.step_ns, one.capture_ns, one.growing = 2_500_000, 500_000, -64
+    two.phase, two.completed, two.issued, two.waited, two.growing = Phase.BETWEEN, 9, 5, 5, 64
+    for slot, (first, second) in enumerate([(8, BUSY), (7, 9)]):
+        one.set_slot(slot, first)
+        two.set_slot(slot, second)
+    first, second = job_status.ranks(told.state, status_page.words(), now=0.0)
     assert (first["worker"], first["activity"], first["waiting"], first["step"]) == (0, "step", True, 8)
-    assert (first["step_ms"], first["capture_ms"], first["snapshots"], first["no_memory_bytes"]) == (
-        2.5,
-        0.5,
-        [7, 8],
-        64,
-    )
+    assert (first["step_ms"], first["capture_ms"]) == (2.5, 0.5)
+    assert (first["snapshots"], first["no_memory_bytes"]) == ([7, 8], 64)
+    assert (second["activity"], second["step"]) == ("between", 9)
     assert (second["waiting"], second["snapshots"], second["no_memory_bytes"], second["slowed"]) == (False, [9], 0, 1.0)
 
 

@@ -10,7 +10,6 @@ from deadpool_run.vault.status_page import (
     MAX_ABANDONED,
     WORDS,
     Phase,
-    RankWords,
     StatusPage,
     create_status_page,
 )
@@ -63,18 +62,15 @@ def test_of_many_abandoned_versions_the_newest_are_kept(status_pages):
     )
 
 
-def test_words_that_are_read_at_once_have_the_names_of_the_attributes(status_pages):
+def test_words_that_are_read_at_once_are_those_of_the_rank_entries(status_pages):
     here, there = status_pages
     for at, rank_entry in enumerate(there.rank_entries):
         rank_entry.mirror([100 * at + word for word in range(WORDS)])
         rank_entry.taken, rank_entry.copying, rank_entry.growing = 71, 72, 73
-    read = list(map(RankWords._make, there.words()))
-    for words, rank_entry in zip(read, there.rank_entries, strict=True):
-        assert words[6:8] == rank_entry.slots
-        names = set(RankWords._fields) - {"slot0", "slot1"}
-        assert {name: getattr(words, name) for name in names} == {name: getattr(rank_entry, name) for name in names}
-    assert [words.step_ns for words in read] == [10, 110, 210]
-    assert [RankWords(*words).taken for words in here.words()] == [0, 0, 0]
+    read = list(there.words())
+    assert read == [rank_entry.words() for rank_entry in there.rank_entries]
+    assert [words[6:8] for words in read] == [(6, 7), (106, 107), (206, 207)]
+    assert list(here.words()) == [rank_entry.words() for rank_entry in here.rank_entries]
 
 
 def test_a_mirrored_rank_entry_shows_what_it_is_of_but_nobody_waits_for_its_copies(status_pages):

@@ -31,9 +31,10 @@ def refuse_shared(loaders: Sequence[Any]) -> None:
     seen: dict[int, Any] = {}
     for loader in loaders:
         parts = {id(each): each for each in (loader, *samplers(loader), *generators_of(loader))}
-        for part in (seen[key] for key in parts if key in seen):
+        shared = [type(seen[key]).__name__ for key in parts if key in seen]
+        if shared:
             raise ScriptError(
-                f"batches(): two loaders share a {type(part).__name__}, and one cannot be repositioned without the other.\n"
+                f"batches(): two loaders share a {shared[0]}, and one cannot be repositioned without the other.\n"
                 "Give each loader its own sampler and its own generator."
             )
         seen |= parts

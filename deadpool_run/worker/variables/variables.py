@@ -287,10 +287,9 @@ class Variables:
         except UnkeptDataError as error:
             self._unkept[name] = Unkept(value, str(error))
             earlier = self._earlier.get(name)
+            # A generator may look alike whenever it yields, but not like one that has not begun.
             if earlier is None and first is not None and first.node is UNKEPT and first.value.is_iterator:
-                earlier = (
-                    first.value
-                )  # a generator may look alike whenever it yields, but not like one that has not begun
+                earlier = first.value
             if earlier is not None and earlier.is_of(value) and not earlier.is_still(value):
                 self._report(name, str(error))
             return [_LOST, str(error), self._number]

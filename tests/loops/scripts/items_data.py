@@ -38,13 +38,15 @@ class Samples(Dataset):
         return index, fixed + 0.1 * noise
 
 
-def fed(rank, loader, **how):
+def fed(rank, *loaders, **how):
     model = ddp(net(2))
     optimizer = adam(model)
 
+    def each(batch):
+        return batch if len(loaders) > 1 else (batch,)
+
     def step(_index, batch):
-        _, x = batch
-        model(x).pow(2).mean().backward()
+        sum(model(x) * sign for sign, (_, x) in zip((1, -1), each(batch), strict=False)).pow(2).mean().backward()
         optimizer.step()
         optimizer.zero_grad()
 
@@ -53,8 +55,8 @@ def fed(rank, loader, **how):
         step,
         blocks_of(model),
         optimizer,
-        steps=lambda job, total: job.batches(loader, steps=total, **how),
-        told=lambda step, batch: [step.epoch, batch[0].tolist()],
+        steps=lambda job, total: job.batches(*loaders, steps=total, **how),
+        told=lambda step, batch: [step.epoch, *(indices.tolist() for indices, _ in each(batch))],
     )
 
 
@@ -158,23 +160,6 @@ def replayed(rank, _size):
 
 @item("Job.batches: two loaders, the second one shorter and with workers")
 def two(rank, size):
-    model = ddp(net(2))
-    optimizer = adam(model)
-    first = DataLoader(Samples(PER_EPOCH * BATCH), BATCH, shuffle=True)
     samples = Samples(3 * BATCH * size)
     second = DataLoader(samples, BATCH, sampler=DistributedSampler(samples, size, rank, seed=7), num_workers=1)
-
-    def step(_index, batch):
-        (_, x), (_, y) = batch
-        (model(x) - model(y)).pow(2).mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return Loop(
-        {"model": model, "optimizer": optimizer},
-        step,
-        blocks_of(model),
-        optimizer,
-        steps=lambda job, total: job.batches(first, second, steps=total),
-        told=lambda step, batch: [step.epoch, *(indices.tolist() for indices, _ in batch)],
-    )
+    return fed(rank, DataLoader(Samples(PER_EPOCH * BATCH), BATCH, shuffle=True), second)
