@@ -28,7 +28,7 @@ class Settings:
     join_timeout_s: float = 600.0
     """How long the coordinator waits for missing nodes."""
     node_timeout_s: float = 5.0
-    """A node that is silent for this time is lost. A node that hears no coordinator for twice this time ends its workers."""
+    """A node that is silent for this time is lost. One that hears no leader stops its workers before, and ends them after four times it."""
     max_restarts: int | None = None
     """Restarts of the whole world. None: 3 while a script that called `init()` sets up, 0 for any other (as torchrun)."""
     drain_timeout_s: float = 30.0

@@ -116,7 +116,7 @@ def describe_unprotected(state: State) -> tuple[str, str]:
         return "the job is not protected yet: no rank has entered job.steps()", _UNTIL_THEN
     return (
         "the job is not protected: the script has not called deadpool_run.init()",
-        "a lost rank ends the job, or restarts it from the beginning with --max-restarts; spares cannot help",
+        "a lost rank ends the job, or with --max-restarts makes every rank start again from the beginning",
     )
 
 
