@@ -33,6 +33,10 @@ class AuthorityError(DeadpoolError):
     """The external authority of a run cannot be asked, or its record of the run cannot be read."""
 
 
+class MachineError(DeadpoolError):
+    """This machine can take no part in the job any more. Others can."""
+
+
 class NoSuchRunError(DeadpoolError):
     """No live run was found where the user pointed."""
 

@@ -36,7 +36,7 @@ from deadpool_run.agent.records.run_record import make_run_dir
 from deadpool_run.agent.spec import Cluster, LaunchSpec
 from deadpool_run.coordinator.control import ControlServer
 from deadpool_run.core.events import Event, JobSubmitted, Place, StopRequested
-from deadpool_run.errors import DeadpoolError
+from deadpool_run.errors import DeadpoolError, MachineError
 from deadpool_run.ids import ONLY_NODE, NodeId, first_id
 from deadpool_run.wire import peers
 from deadpool_run.wire.auth import ConnectionRole
@@ -92,7 +92,7 @@ class _Agent:
         self._member: Participation | None = None
         self.base: Path | None = None
         """The directory of this node's last run."""
-        self._former_agents: list[peers.Peer] = []  # agents of this node's last membership
+        self._former: rendezvous.Former | None = None
         self.living: frozenset[str] | None = None
         """The names of the nodes that were in the job at its end, if this node led it."""
         self.found_nobody = False
@@ -168,7 +168,7 @@ class _Agent:
 
     async def _among_others(self, cluster: Cluster) -> int:
         """Find or found the job, and rejoin it after this node was declared lost."""
-        first, timeout_s = True, self._spec.settings.join_timeout_s
+        timeout_s = self._spec.settings.join_timeout_s
         loop = asyncio.get_running_loop()
         since = loop.time()
         found: rendezvous.Founder | rendezvous.Found | rendezvous.Over | None = None
@@ -177,10 +177,9 @@ class _Agent:
                 found = await rendezvous.find(
                     cluster,
                     self._over,
-                    may_found=first,
                     settings=self._spec.settings,
+                    former=self._former,
                     base=self.base,
-                    known=[(peer.address, peer.port) for peer in self._former_agents],
                 )
             if isinstance(found, rendezvous.Over):
                 self.found_nobody = not self._over.done()
@@ -204,7 +203,7 @@ class _Agent:
                         return _EXIT_LAUNCH_FAILED
                     await asyncio.wait({self._over}, timeout=_RETRY_S)
                     continue
-                first, since = False, loop.time()
+                since = loop.time()
                 tell(f"{error}; this node ends its workers and asks to rejoin as a spare")
 
     async def _be_member(self, cluster: Cluster, found: rendezvous.Founder | rendezvous.Found) -> int:
@@ -261,12 +260,12 @@ class _Agent:
                 tell(reason)
         except LostError as error:
             fenced, reason = True, str(error)
-            self._former_agents = member.others()
+            others = [(peer.address, peer.port) for peer in member.others()]
+            self._former = rendezvous.Former(spec.run_id, (place.address, place.port), others)
             raise
-        except DeadpoolError:
-            raise  # another leader would fail too
-        except Exception:
-            failed = True  # a bug in this agent: if it leads, another agent can lead
+        except Exception as error:
+            # A bug in this agent, or a failure of this machine: if it leads, another agent can lead. Any other error it would meet too.
+            failed = isinstance(error, MachineError) or not isinstance(error, DeadpoolError)
             raise
         finally:
             await member.end(exit_code, reason, fenced=fenced or failed)
@@ -330,7 +329,11 @@ class _Agent:
             self._over.set_result((exit_code, reason))
 
     def _on_lost(self, reason: str) -> None:
-        """End the job: nothing can run without a fork server or a store."""
+        """End the job, or this machine's part in it: nothing can run here without a fork server or a store."""
+        if self._member is not None and self._member.others():
+            if not self._over.done():
+                self._over.set_exception(MachineError(f"{reason}; the job continues without this machine"))
+            return
         tell(reason)
         if self._leader is not None:
             self._leader.durable.close()

@@ -27,6 +27,9 @@ class ConnectionOwner(Protocol):
     def founded(self) -> int:
         """The term in which the job began."""
 
+    def agents(self) -> peers.Agents:
+        """Return the configurations that count, with addresses."""
+
     def refusal(self, join: peers.Join | peers.Rejoin) -> str:
         """Return the reason why the node cannot be taken in; empty if it can."""
 
@@ -208,7 +211,8 @@ class Connections:
         """Go on with an admitted node over this connection; send what it did not get by the last one."""
         session = self._sessions.get(resume.node)
         if resume.term != self._owner.term:
-            self._forget(connection)  # it will hear of the leader of this term
+            connection.send(self._owner.agents())  # so that it rejoins in this term
+            self._forget(connection)
             return
         self._go_on(connection, resume.node, session, resume.received)
 
@@ -238,6 +242,7 @@ class Connections:
             refused = peers.End(1, refusal) if isinstance(join, peers.Join) else peers.Evict(refusal)
             connection.send(refused)
         elif isinstance(join, peers.Rejoin):
+            self._taken.add(join.node)
             if self._go_on(connection, join.node, self._session_of(join), 0):
                 self._owner.rejoined(join)
         else:

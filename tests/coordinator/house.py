@@ -12,6 +12,7 @@ from deadpool_run.wire import peers
 
 HERE = "leader"
 SETTINGS = Settings(world_size=2)
+AGENTS = peers.Agents((), ())
 
 
 class Owner(Changes):
@@ -25,6 +26,9 @@ class Owner(Changes):
 
     term = 1
     founded = 0
+
+    def agents(self):
+        return AGENTS
 
     def refusal(self, join):
         if isinstance(join, peers.Rejoin):

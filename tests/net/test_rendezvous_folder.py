@@ -11,7 +11,7 @@ from net.test_rendezvous import LONG, TOKEN, Led, free_port, never, settings
 from deadpool_run.agent.authority.claim import LeaderClaim, RunEnd
 from deadpool_run.agent.authority.parse import parse_authority
 from deadpool_run.agent.cluster import leader_file, rendezvous
-from deadpool_run.agent.cluster.rendezvous import Found, Founder, Over, find
+from deadpool_run.agent.cluster.rendezvous import Former, Found, Founder, Over, find
 from deadpool_run.agent.spec import Cluster
 
 
@@ -23,8 +23,8 @@ def cluster(folder):
     return Cluster(endpoints=(), authority=authority(folder), meeting=folder, token=TOKEN, node_name="n")
 
 
-def look(folder, *, may_found=True, **waits):
-    return find(cluster(folder), never(), may_found=may_found, settings=settings(**waits))
+def look(folder, *, former=None, **waits):
+    return find(cluster(folder), never(), former=former, settings=settings(**waits))
 
 
 def let_go(found):
@@ -57,7 +57,7 @@ def test_who_took_over_is_found_though_the_first_is_gone(tmp_path):
         port = second.listener.getsockname()[1]
         assert authority(tmp_path / "m").claim(LeaderClaim(1, "n2", "127.0.0.1", port, "run"))
         with closing(Led(second)) as led:
-            let_go(await look(tmp_path / "m", may_found=False))
+            let_go(await look(tmp_path / "m", former=Former()))
             await led.until(lambda: led.came)
 
     within_bound(main())
@@ -90,7 +90,7 @@ def test_a_job_that_nobody_takes_over_is_founded_again_but_not_by_one_that_was_i
 
     async def main():
         (await look(tmp_path / "m", node_timeout_s=0.05)).listener.close()
-        gave_up = await look(tmp_path / "m", node_timeout_s=0.05, may_found=False, join_timeout_s=1.0)
+        gave_up = await look(tmp_path / "m", node_timeout_s=0.05, former=Former(), join_timeout_s=1.0)
         assert gave_up.exit_code == 1
         assert "the run has no leader now" in gave_up.reason
         again = await look(tmp_path / "m", node_timeout_s=0.05)
@@ -109,7 +109,7 @@ def test_the_first_node_of_a_run_that_nobody_took_over_founds_it_again_at_its_ow
         where = {"endpoints": (("127.0.0.1", free_port()),), "token": TOKEN, "node_name": "n"}
         for term in range(2):
             place = Cluster(**where, authority=authority(tmp_path / "m"))
-            found = await find(place, never(), may_found=True, settings=settings(node_timeout_s=0.05))
+            found = await find(place, never(), settings=settings(node_timeout_s=0.05))
             found.listener.close()
             assert (type(found), found.term) == (Founder, term)
 
@@ -125,9 +125,9 @@ def test_of_two_first_nodes_one_founds_the_run(tmp_path):
             where = (("127.0.0.1", free_port()),)
             return Cluster(endpoints=where, authority=authority(tmp_path / "m"), token=TOKEN, node_name=name)
 
-        founder = await find(place("a"), never(), may_found=True, settings=LONG)
+        founder = await find(place("a"), never(), settings=LONG)
         with closing(Led(founder)):
-            let_go(await find(place("b"), never(), may_found=True, settings=LONG))
+            let_go(await find(place("b"), never(), settings=LONG))
 
     within_bound(main())
 
@@ -148,8 +148,8 @@ def test_one_that_was_in_the_job_asks_those_that_it_knew():
         where = Cluster(endpoints=(("127.0.0.1", free_port()),), token=TOKEN, node_name="n")
         known = [("127.0.0.1", free_port()), later.listener.getsockname()]
         with closing(Led(later)):
-            let_go(await find(where, never(), may_found=False, settings=LONG, known=known))
-        assert isinstance(await find(where, never(), may_found=False, settings=LONG, known=known), Over)
+            let_go(await find(where, never(), settings=LONG, former=Former(agents=known)))
+        assert isinstance(await find(where, never(), settings=LONG, former=Former(agents=known)), Over)
 
     within_bound(main())
 
@@ -165,7 +165,7 @@ def test_one_that_was_in_the_job_asks_who_leads_it_by_what_the_run_directory_say
             leader_file.write(tmp_path, old)  # which comes late, and does not count
         where = Cluster(endpoints=(("127.0.0.1", free_port()),), token=TOKEN, node_name="n")
         with closing(Led(later)):
-            found = await find(where, never(), may_found=False, settings=LONG, base=tmp_path)
+            found = await find(where, never(), former=Former(), settings=LONG, base=tmp_path)
             if told:
                 let_go(found)
             else:
@@ -184,7 +184,7 @@ def test_only_the_node_that_the_scheduler_calls_first_founds_the_job():
     async def main():
         port = free_port()
         second = Cluster(endpoints=(("127.0.0.1", port),), token=TOKEN, node_name="n2", founds=False)
-        gave_up = await find(second, never(), may_found=True, settings=settings(0.3))
+        gave_up = await find(second, never(), settings=settings(0.3))
         assert isinstance(gave_up, Over), "though it could have bound the address"
 
     within_bound(main())
@@ -193,7 +193,7 @@ def test_only_the_node_that_the_scheduler_calls_first_founds_the_job():
 def test_of_several_endpoints_one_that_is_no_name_does_no_harm():
     async def main():
         where = Cluster(endpoints=(("a..b", 1), ("127.0.0.1", free_port())), token=TOKEN, node_name="n")
-        gave_up = await find(where, never(), may_found=True, settings=settings(0.3))
+        gave_up = await find(where, never(), settings=settings(0.3))
         assert isinstance(gave_up, Over)
 
     within_bound(main())

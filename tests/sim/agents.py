@@ -103,7 +103,7 @@ class Agent(NodeSide):
         before = self.mind
         self.mind, outputs = election.step(before, event, self.now)
         assert self.mind.term >= before.term, f"a term fell: {before.term}, {self.mind.term}"
-        assert self.mind.promised >= before.promised, "a promised term fell"
+        assert self.mind.voted_term >= before.voted_term, "a voted term fell"
         if outputs or not isinstance(event, (el.Tick, el.HeardFromAgent, el.HeardFromLeader, el.LogFollowed)):
             self.cluster.note(f"{self.name} hears {event}: {outputs}")
         for output in outputs:
@@ -215,13 +215,13 @@ class Agent(NodeSide):
         """Admit an agent of the last leader, unless it was given up."""
         if name in self.members or name == self.name:
             return True
-        if not self.cluster.bare and name in self.state.leaves and name not in self.state.nodes:
+        if not self.cluster.bare and name in self.state.failure_domains and name not in self.state.nodes:
             evicted = el.Evicted(self.mind.term, "it was given up")
             self.send(name, lambda a: a.think(evicted))
             return False
         self.members.add(name)
         self.think(el.AgentsJoined({name: ""}))
-        if self.deciding and not self.cluster.bare and name not in self.state.leaves:
+        if self.deciding and not self.cluster.bare and name not in self.state.failure_domains:
             self.decide(ev.NodeJoined(name, self.cluster.place(name)))
         return True
 

@@ -63,7 +63,7 @@ class Followers:
         self._leadership = leadership
         self._launch = launch
         self.connections = Connections(
-            self, {NodeId(name) for name in (*leader.state.leaves, leadership.agent.me) if name}
+            self, {NodeId(name) for name in (*leader.state.failure_domains, leadership.agent.me) if name}
         )
         self.log = LogSender(self.connections)
         self._joining: dict[NodeId, peers.Join] = {}
@@ -214,6 +214,10 @@ class Followers:
 
     # --- receiving: what the connections ask ----------------------------------------------------------------------
 
+    def agents(self) -> peers.Agents:
+        """Return the configurations that count, with addresses."""
+        return self._leadership.agents()
+
     def refusal(self, join: peers.Join | peers.Rejoin) -> str:
         """Return why a node is refused; empty if it is not."""
         if isinstance(join, peers.Rejoin):
@@ -221,7 +225,7 @@ class Followers:
             first = first_id(join.place.name, state.founded)
             if join.node != first and not join.node.startswith(f"{first}~"):
                 return f"node {join.node} was in this run before it was founded again"
-            lost = join.node in self._lost or (join.node in state.leaves and join.node not in state.nodes)
+            lost = join.node in self._lost or (join.node in state.failure_domains and join.node not in state.nodes)
             return f"node {join.node} was lost before the new leader took over" if lost else ""
         return launch_identity.difference(join.place.name, join.launch, self._launch)
 
@@ -253,7 +257,9 @@ class Followers:
         self.connections.send(rejoin.node, self._leadership.agents())
         self.connections.send(rejoin.node, self._leader.world())
         self._join(rejoin.node, rejoin.place)
-        if rejoin.node not in self._leader.state.leaves:  # the last leader failed before it could log its admission
+        if (
+            rejoin.node not in self._leader.state.failure_domains
+        ):  # the last leader failed before it could log its admission
             self._leader.submit(NodeJoined(rejoin.node, rejoin.place))
         self._leader.submit(rejoin.found)
 

@@ -30,7 +30,9 @@ _LONGEST_PAUSE_S = 1.0
 _REPORT_AFTER_S = 10.0
 """After this wait the log names what the agent waits for."""
 _PROBE_S = 1.0
-"""How long a founding node probes every other endpoint for an existing job, and a rejoining one each agent that it knew."""
+"""How long a rejoining node probes each agent that it knew."""
+_DOUBT_S = 15.0
+"""How long a founding node asks an endpoint again that does not answer: its agent may be busy, or the link not up yet."""
 _MAX_PROBED = 5
 """Known agents that a rejoining node probes: more would take long, and few can fail without losing the majority."""
 _REFUSALS = 3
@@ -66,29 +68,38 @@ class Over:
     reason: str
 
 
-async def find(  # noqa: PLR0913 - where to look, and for how long
+@dataclass(frozen=True, slots=True)
+class Former:
+    """The job that a node was in, as far as the node knows it."""
+
+    run_id: str = ""
+    listened: tuple[str, int] | None = None
+    """Where it listened itself."""
+    agents: Sequence[tuple[str, int]] = ()
+    """Where the others listened. Each of them redirects to the leader."""
+
+
+async def find(
     cluster: Cluster,
     stop: asyncio.Future[tuple[int, str]],
     *,
-    may_found: bool,
     settings: Settings,
+    former: Former | None = None,
     base: Path | None = None,
-    known: Sequence[tuple[str, int]] = (),
 ) -> Founder | Found | Over:
-    """Find or found the job. A node that was in the job before may not found another: it waits for a leader.
+    """Find or found the job. A node that was in the job before (`former`) may not found another: it waits for a leader.
 
-    `base` is the run's directory, which has a leader file if the disk is shared. `known` are addresses of agents that were
-    in the job; each of them redirects to the leader. Raises `UsageError` if the tokens differ, or no endpoint can be
-    resolved, and `AuthorityError` if the external authority cannot be asked.
+    `base` is the run's directory, which has a leader file if the disk is shared. Raises `UsageError` if the tokens differ, or
+    no endpoint can be resolved, and `AuthorityError` if the external authority cannot be asked.
     """
-    search = _Search(cluster, settings.node_timeout_s, base, known, may_found=may_found)
+    search = _Search(cluster, settings.node_timeout_s, base, former)
     timeout_s = settings.join_timeout_s
     began, pause, reported = time.monotonic(), _FIRST_PAUSE_S, False
     while True:
         try:
             tried = await asyncio.to_thread(search.once)
         except AuthorityError as error:
-            if may_found:
+            if former is None:
                 raise
             tried = OSError(str(error).partition("\n")[0])  # this node was in the job: it may answer later
         if isinstance(tried, Founder | Found | Over):
@@ -112,15 +123,15 @@ class _Search:
         cluster: Cluster,
         node_timeout_s: float,
         base: Path | None,
-        known: Sequence[tuple[str, int]],
-        *,
-        may_found: bool,
+        former: Former | None,
     ) -> None:
         self._cluster = cluster
-        self._credentials = searcher(cluster)
-        self._may_found = may_found
+        self._may_found = former is None
+        self._former = former or Former()
+        self._credentials = Credentials(cluster.token, cluster.node_name, self._former.run_id)
         self._base = base
-        self._known = known[:_MAX_PROBED]
+        self._began = time.monotonic()
+        self._failure = OSError("no endpoint")
         authority = cluster.authority
         self._record = None if authority is None else _Record(cluster, authority, node_timeout_s)
         self._refusals = 0
@@ -129,7 +140,19 @@ class _Search:
 
     def once(self) -> Founder | Found | Over | OSError:
         """Search, or found the job; return why neither was possible. Blocks."""
+        if (found := self._at_former_agents()) is not None:
+            return found
         return self._at_endpoints() if self._cluster.endpoints else self._by_record()
+
+    def _at_former_agents(self) -> Found | None:
+        for address, port in self._former.agents[:_MAX_PROBED]:
+            try:
+                connection = dial(ConnectionRole.MEMBER, address, port, self._credentials, _PROBE_S)
+            except OSError as failure:
+                self._failure = failure
+            else:
+                return _found(connection, self._cluster)
+        return None
 
     def _by_record(self) -> Founder | Found | Over | OSError:
         assert self._record is not None
@@ -145,7 +168,7 @@ class _Search:
 
     def _at_endpoints(self) -> Founder | Found | Over | OSError:
         founder: Founder | None = None
-        error = OSError("no endpoint")
+        error = self._failure
         unknown: list[UsageError] = []
         for place, (host, port) in enumerate(self._cluster.endpoints):
             try:
@@ -160,10 +183,13 @@ class _Search:
                 founder = Founder(address, listener)
                 continue  # unless another endpoint leads the job already
             try:
-                limit_s = handshake.TIMEOUT_S if founder is None else _PROBE_S
-                connection = _dial_or_advise(address, port, self._credentials, limit_s)
+                connection = self._dial(address, port)
             except OSError as failure:
-                error = failure
+                if founder is not None and failure.errno != errno.ECONNREFUSED and self._is_in_doubt():
+                    founder.listener.close()
+                    return failure
+                if (address, port) != self._former.listened:  # nobody listens there since this node left the job
+                    error = failure
                 continue
             if founder is not None:
                 founder.listener.close()
@@ -171,6 +197,14 @@ class _Search:
         if len(unknown) == len(self._cluster.endpoints):
             raise unknown[0]
         return self._find_successor(error) if founder is None else self._found(founder)
+
+    def _dial(self, address: str, port: int) -> PeerConnection:
+        if self._may_found:
+            return _dial_or_advise(address, port, self._credentials, handshake.TIMEOUT_S)
+        return dial(ConnectionRole.MEMBER, address, port, self._credentials)  # another job may have the port now
+
+    def _is_in_doubt(self) -> bool:
+        return time.monotonic() < self._began + _DOUBT_S
 
     def _found(self, founder: Founder) -> Founder | Found | Over | OSError:
         """Found the job, unless the authority knows of it."""
@@ -195,9 +229,6 @@ class _Search:
                 return _found(connection, self._cluster)
             except OSError as failure:
                 error = failure
-        for address, port in self._known:
-            with contextlib.suppress(OSError):
-                return _found(dial(ConnectionRole.MEMBER, address, port, self._credentials, _PROBE_S), self._cluster)
         if self._record is not None and (found := self._record.find()) is not None and not isinstance(found, OSError):
             return found
         self._refusals = self._refusals + 1 if error.errno == errno.ECONNREFUSED else 0

@@ -34,6 +34,7 @@ from deadpool_run.core.leadership.electorate import AgentEnded
 from deadpool_run.core.settings import Settings
 from deadpool_run.core.state import State
 from deadpool_run.core.transitions import JobPhase
+from deadpool_run.errors import MachineError
 from deadpool_run.ids import NodeId
 from deadpool_run.wire import peers
 from deadpool_run.wire.auth import ConnectionRole, GreetingRefusedError
@@ -111,7 +112,10 @@ class SimAgent:
         self.task = self.loop.create_task(self._run(cluster))
 
     async def _run(self, cluster: Cluster) -> None:
-        self.exit_code = await self.agent._among_others(cluster)
+        try:
+            self.exit_code = await self.agent._among_others(cluster)
+        except MachineError as error:
+            self.exit_code = error.exit_code
         self.job.note(f"{self.name} exits with {self.exit_code}")
 
     @property

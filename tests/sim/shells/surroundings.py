@@ -32,20 +32,19 @@ async def _find(
     cluster: Cluster,
     stop: asyncio.Future[tuple[int, str]],
     *,
-    may_found: bool,
     settings: Settings,
+    former: rendezvous.Former | None = None,
     base: Path | None = None,  # there is no shared disk
-    known: Any = (),
 ) -> Any:
     """A stand-in for the search, which uses threads: dial every machine in turn. Only the first machine founds the job."""
     loop: Any = asyncio.get_running_loop()
     machine, job = loop.machine, loop.agent.job
     began, pause_s = loop.time(), 0.05
     while loop.time() < began + settings.join_timeout_s:
-        for address, port in dict.fromkeys([*cluster.endpoints, *known]):
+        for address, port in dict.fromkeys([*cluster.endpoints, *(former.agents if former else ())]):
             if address != machine.address and (found := await _reach(cluster, address, port)) is not None:
                 return found
-        if may_found and not job.founded and machine.address == cluster.endpoints[0][0]:
+        if former is None and not job.founded and machine.address == cluster.endpoints[0][0]:
             job.founded = True
             return rendezvous.Founder(machine.address, _listener(job, machine))
         done, _ = await asyncio.wait({stop}, timeout=pause_s)

@@ -366,3 +366,19 @@ def test_a_pause_of_all_machines_costs_nothing():
         made.settle(BOUND_S)
         made.check_cost()
         assert not made.state.incidents
+
+
+@pytest.mark.parametrize("whose", ["the leader's", "another"])
+def test_a_machine_that_can_start_no_worker_costs_only_itself(whose):
+    """Where it led, it ended the job for all."""
+    with job(5) as made:
+        made.only_calm = False
+        leader = made.leader[0]
+        agent = leader if whose == "the leader's" else next(each for each in made.living() if each is not leader)
+        lost = set(made.state.ranks_on(agent.node))
+        agent.loop.call_soon(agent.agent._on_lost, "the process that starts workers ended 3 times before it could")
+        made.until(lambda: not agent.lives, BOUND_S, "its agent ends")
+        made.settle(BOUND_S)
+        assert agent.exit_code == 1
+        (incident,) = made.state.incidents
+        assert {loss.rank for loss in incident.losses} == lost
