@@ -9,11 +9,11 @@ _NO_EPOCH = Epoch(0)
 class WorkerFound(Untagged):
     """A worker of an agent's inventory. Exactly one of `code` and `signal` is set once it has ended.
 
-    `rank` is its rank, -1 if none, and `epoch` the epoch of the order that gave it the rank.
+    `pid` is None while it is being started. `rank` is its rank, -1 if none, and `epoch` the epoch of the order that gave it the rank.
     """
 
     worker: WorkerId
-    pid: int
+    pid: int | None
     rank: int = -1
     epoch: Epoch = _NO_EPOCH
     ready: bool = False
@@ -38,5 +38,5 @@ class WorkerFound(Untagged):
 
     @property
     def alive(self) -> bool:
-        """Tell whether the process exists."""
+        """Tell whether the process has not ended."""
         return self.code is None and self.signal is None

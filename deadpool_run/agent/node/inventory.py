@@ -11,14 +11,14 @@ from deadpool_run.ids import Epoch, NodeId, Rank, Version, WorkerId
 
 
 class Inventory:
-    """Every worker of this generation that was started here, ended ones included."""
+    """Every worker of this generation that was to be started here and has not ended, and the last owner of each rank."""
 
     def __init__(self) -> None:
         self._found: dict[WorkerId, WorkerFound] = {}
         self._discarded = (Epoch(0), Version(-1))
         self._failed_devices: dict[int, str] = {}
 
-    def ordered(self, effect: Effect, capture_interval: int) -> None:
+    def ordered(self, effect: Effect, capture_interval: int) -> None:  # noqa: C901 - one case for each order
         """Record an order that is carried out. Who is given a rank begins with this interval."""
         match effect:
             case do.BeginGeneration():
@@ -26,7 +26,10 @@ class Inventory:
                 self._discarded = (Epoch(0), Version(-1))
             case do.DiscardAbove(epoch, version):
                 self._discarded = (epoch, version)
+            case do.StartWorker(worker):
+                self._found[worker] = WorkerFound(worker, None)
             case do.AssignRank(worker, rank, epoch):
+                self._forget(rank)
                 self._change(worker, rank=rank, epoch=epoch, interval=capture_interval)
             case do.SetCaptureInterval(worker, interval):
                 self._change(worker, interval=interval)
@@ -43,11 +46,13 @@ class Inventory:
             case _:
                 pass
 
-    def reported(self, event: Event) -> None:
+    def reported(self, event: Event) -> None:  # noqa: C901 - one case for each fact
         """Record a fact that is submitted."""
         match event:
             case ev.WorkerStarted(worker, pid):
-                self._found[worker] = WorkerFound(worker, pid)
+                self._change(worker, pid=pid)
+            case ev.WorkerStartFailed(worker):
+                self._found.pop(worker, None)
             case ev.WorkerReady(worker):
                 self._change(worker, ready=True)
             case ev.ScriptInitialized(worker):
@@ -62,6 +67,7 @@ class Inventory:
                 self._change(worker, finished=True)
             case ev.WorkerExited(worker, code, signal):
                 self._change(worker, code=code, signal=signal)
+                self._forget(Rank(-1))
             case ev.DeviceFailed(_, local_rank, reason):
                 self._failed_devices[local_rank] = reason
             case _:
@@ -71,6 +77,10 @@ class Inventory:
         """Return the inventory as a fact, with the ranks of which the node's vault has anything."""
         devices = tuple(self._failed_devices.items())
         return NodeResynced(node, tuple(self._found.values()), self._discarded, holds, devices)
+
+    def _forget(self, rank: Rank) -> None:
+        """Forget ended workers with this rank; -1: without one."""
+        self._found = {worker: found for worker, found in self._found.items() if found.alive or found.rank != rank}
 
     def _change(self, worker: WorkerId, **changes: object) -> None:
         if worker in self._found:

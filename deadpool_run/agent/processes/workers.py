@@ -154,7 +154,7 @@ class Workforce:
             self._ended(worker, Exit(None, SIGKILL))
 
     def suspend(self) -> None:
-        """Stop every worker with SIGSTOP, also one that is being started."""
+        """Stop every worker with SIGSTOP, with all that it started, also one that is being started."""
         self._suspended = True
         self._signal_all(SIGSTOP)
 
@@ -172,7 +172,7 @@ class Workforce:
     def _signal_all(self, number: int) -> None:
         for worker in self._workers.values():
             if worker.child.process is not None:
-                worker.child.process.signal(number)
+                worker.child.process.signal_group(number)
 
     def _process(self, worker: WorkerId) -> Process | None:
         """Return the process of a living worker. If it does not exist yet, have it killed then."""
@@ -185,7 +185,7 @@ class Workforce:
         process = self._workers[worker].child.process
         assert process is not None
         if self._suspended:
-            process.signal(SIGSTOP)
+            process.signal_group(SIGSTOP)
         self.submit(WorkerStarted(worker, process.pid))
 
     def _handle(self, worker: WorkerId, message: Message) -> None:
