@@ -50,7 +50,7 @@ def follower(  # noqa: PLR0913 - as above
         asked_at,
         asked_at,
         term,
-        promised=term,
+        voted_term=term,
         seen=term,
         looked_at=asked_at,
         failure_domains={me: failure_domain},
@@ -82,7 +82,7 @@ def next_deadline(agent: el.Agent) -> float | None:
     again = agent.asked_at + quorum.ASK_AGAIN * agent.timeout_s
     match agent.role:
         case _R.FOLLOWER:
-            due.append(quorum.bid_at(agent))
+            due.append(quorum.candidacy_at(agent))
         case _R.PRECANDIDATE | _R.ELECTED:
             due.append(again)
         case _R.CANDIDATE:
@@ -108,7 +108,7 @@ def may_vote(agent: el.Agent, asked: el.VoteAsked, now: float) -> bool:
 
 def is_free(agent: el.Agent, asked: el.VoteAsked) -> bool:
     """Tell whether it has not voted for another in the term, or in a larger one."""
-    return asked.term > agent.promised or (asked.term, asked.candidate) == (agent.promised, agent.voted_for)
+    return asked.term > agent.voted_term or (asked.term, asked.candidate) == (agent.voted_term, agent.voted_for)
 
 
 def knows_as_much(agent: el.Agent, asked: el.VoteAsked) -> bool:
@@ -121,7 +121,7 @@ def follows(agent: el.Agent, term: int) -> bool:
 
     An answer extends the leader's authority, and the vote has given it away.
     """
-    return agent.role in (_R.FOLLOWER, _R.PRECANDIDATE) and agent.term == term >= agent.promised
+    return agent.role in (_R.FOLLOWER, _R.PRECANDIDATE) and agent.term == term >= agent.voted_term
 
 
 # --- facts ----------------------------------------------------------------------------------------------------------
@@ -132,8 +132,10 @@ def _awake(agent: el.Agent, now: float) -> el.Agent:
     due = next_deadline(agent)
     if due is None or now <= due + quorum.PAUSE * agent.timeout_s:
         return agent
-    bids_from = now + quorum.CANDIDACY * agent.timeout_s
-    return replace(agent, woken_at=now, bids_from=bids_from, answered_at=dict.fromkeys(agent.answered_at, now))
+    candidacies_from = now + quorum.CANDIDACY * agent.timeout_s
+    return replace(
+        agent, woken_at=now, candidacies_from=candidacies_from, answered_at=dict.fromkeys(agent.answered_at, now)
+    )
 
 
 def _hear(  # noqa: C901, PLR0911, PLR0912 - one case for each fact
@@ -182,7 +184,7 @@ def _gone(agent: el.Agent, other: NodeId, now: float) -> el.Agent:
 
 def _heard_from_leader(agent: el.Agent, event: el.HeardFromLeader, now: float) -> el.StepResult:
     newest = event.configurations[-1]
-    if newest.term < max(agent.term, agent.promised) or newest.index < agent.configuration.index:
+    if newest.term < max(agent.term, agent.voted_term) or newest.index < agent.configuration.index:
         return agent, ()
     if agent.role is _R.LEADER and newest.term == agent.term:
         return agent, ()
@@ -200,7 +202,7 @@ def _heard_from_leader(agent: el.Agent, event: el.HeardFromLeader, now: float) -
         agent,
         role=_R.FOLLOWER,
         term=newest.term,
-        promised=newest.term,
+        voted_term=newest.term,
         voted_for=newest.leader,
         seen=max(agent.seen, newest.term),
         configurations=event.configurations,
@@ -232,31 +234,31 @@ def _heard_from_agents(agent: el.Agent, heard: Iterable[el.HeardFromAgent], now:
 
 
 def _asked(agent: el.Agent, asked: el.VoteAsked, now: float) -> el.StepResult:
-    agent = replace(agent, seen=max(agent.seen, asked.promised))
-    if agent.role is _R.LEADER and not quorum.has_authority(agent, now) and asked.promised > agent.term:
-        # it would rather lead on, but it cannot lead a voter that has promised a later term
+    agent = replace(agent, seen=max(agent.seen, asked.voted_term))
+    if agent.role is _R.LEADER and not quorum.has_authority(agent, now) and asked.voted_term > agent.term:
+        # it would rather lead on, but it cannot lead a voter that has voted in a later term
         agent = progress.step_down(agent, now)
     granted = may_vote(agent, asked, now)
     if granted and not asked.trial:
         agent = replace(
             agent,
             role=_R.FOLLOWER,
-            promised=asked.term,
+            voted_term=asked.term,
             voted_for=asked.candidate,
             seen=max(agent.seen, asked.term),
-            bids_from=now + quorum.CANDIDACY * agent.timeout_s,
+            candidacies_from=now + quorum.CANDIDACY * agent.timeout_s,
         )
     elif granted and agent.role is _R.PRECANDIDATE and quorum.precedes(agent, asked.candidate):  # who knows as much
-        agent = replace(agent, role=_R.FOLLOWER, bids_from=now + quorum.CANDIDACY * agent.timeout_s)
+        agent = replace(agent, role=_R.FOLLOWER, candidacies_from=now + quorum.CANDIDACY * agent.timeout_s)
     leader = agent.configuration.leader
     ended = leader if leader in agent.ended else None
-    vote = el.VoteGiven(asked.term, agent.me, asked.trial, granted, agent.promised, ended)
+    vote = el.VoteGiven(asked.term, agent.me, asked.trial, granted, agent.voted_term, ended)
     return agent, (el.GiveVote(asked.candidate, vote),)
 
 
 def _voted(agent: el.Agent, vote: el.VoteGiven) -> el.Agent:
     ended = agent.ended if vote.ended is None else agent.ended | {vote.ended}
-    agent = replace(agent, seen=max(agent.seen, vote.promised), ended=ended)
+    agent = replace(agent, seen=max(agent.seen, vote.voted_term), ended=ended)
     wanted = agent.role is (_R.PRECANDIDATE if vote.trial else _R.CANDIDATE)
     if not (wanted and vote.granted and vote.term == agent.candidate_term):
         return agent

@@ -116,7 +116,7 @@ class LogFollowed(Untagged):
 
 
 class VoteAsked(Tagged):
-    """A voter would take over. `configuration` is the index of its newest one, `promised` the largest term it voted in before.
+    """A voter would take over. `configuration` is the index of its newest one, `voted_term` the largest term it voted in before.
 
     `trial`: the question is only who would vote for it.
     """
@@ -125,21 +125,21 @@ class VoteAsked(Tagged):
     candidate: NodeId
     configuration: tuple[int, int]
     log: LogIndex
-    promised: int
+    voted_term: int
     trial: bool
 
 
 class VoteGiven(Tagged):
     """An agent's answer. `ended` is the leader that it followed, if that certainly ended.
 
-    `promised` is the largest term that it voted in.
+    `voted_term` is the largest term that it voted in.
     """
 
     term: int
     voter: NodeId
     trial: bool
     granted: bool
-    promised: int
+    voted_term: int
     ended: NodeId | None = None
 
 
@@ -271,7 +271,7 @@ class Agent:
     gone_at: float = NEVER
     """When this agent learned that its leader ended."""
     log: LogIndex = field(default_factory=LogIndex)
-    promised: int = 0
+    voted_term: int = 0
     """The largest term that it voted in, or its leader's. Never falls."""
     voted_for: NodeId | None = None
     seen: int = 0
@@ -287,7 +287,7 @@ class Agent:
     votes: frozenset[NodeId] = frozenset()
     began_at: float = NEVER
     asked_at: float = NEVER
-    bids_from: float = NEVER
+    candidacies_from: float = NEVER
     """It is no candidate before this."""
     # of a leader, or of one that is elected
     lapsed_at: float | None = None

@@ -23,7 +23,7 @@ def advance(agent: el.Agent, now: float) -> el.StepResult:
 
 
 def _follow(agent: el.Agent, now: float) -> el.StepResult:
-    if now < quorum.bid_at(agent):
+    if now < quorum.candidacy_at(agent):
         return agent, ()
     return _ask(replace(agent, role=_R.PRECANDIDATE, votes=frozenset({agent.me})), now)
 
@@ -38,7 +38,7 @@ def _campaign(agent: el.Agent, now: float) -> el.StepResult:
     if quorum.have_majorities(agent, agent.votes):
         return _claim(_elected(agent), now)
     if quorum.rival(agent) is None and now >= agent.began_at + quorum.CANDIDACY * agent.timeout_s:
-        return _follow(replace(agent, role=_R.FOLLOWER, bids_from=now + quorum.patience_s(agent)), now)
+        return _follow(replace(agent, role=_R.FOLLOWER, candidacies_from=now + quorum.patience_s(agent)), now)
     return _request(agent, now) if _is_due_again(agent, now) else (agent, ())
 
 
@@ -47,7 +47,7 @@ def _establish(agent: el.Agent, now: float) -> el.StepResult:
         return _take_over(agent, now)
     if not _is_due_again(agent, now):
         return agent, ()
-    if agent.seen > agent.candidate_term:  # somebody has promised a later term, and perhaps hears no claim of this one
+    if agent.seen > agent.candidate_term:  # somebody has voted in a later term, and perhaps hears no claim of this one
         return _ask(replace(agent, role=_R.PRECANDIDATE, votes=frozenset({agent.me})), now)
     return _claim(agent, now)
 
@@ -61,7 +61,7 @@ def _ask(agent: el.Agent, now: float) -> el.StepResult:
 
     Who does not know the last leader must not get a later term than who does.
     """
-    term = agent.term + 1 if quorum.rival(agent) is not None else max(agent.seen, agent.promised, agent.term) + 1
+    term = agent.term + 1 if quorum.rival(agent) is not None else max(agent.seen, agent.voted_term, agent.term) + 1
     if term != agent.candidate_term:
         agent = replace(agent, candidate_term=term, votes=frozenset({agent.me}))
     return _request(agent, now)
@@ -69,11 +69,11 @@ def _ask(agent: el.Agent, now: float) -> el.StepResult:
 
 def _stand(agent: el.Agent, now: float) -> el.StepResult:
     """Begin the candidacy: enough would vote."""
-    before, term = agent.promised, agent.candidate_term
+    before, term = agent.voted_term, agent.candidate_term
     agent = replace(
         agent,
         role=_R.CANDIDATE,
-        promised=term,
+        voted_term=term,
         voted_for=agent.me,
         seen=max(agent.seen, term),
         votes=frozenset({agent.me}),
@@ -82,7 +82,7 @@ def _stand(agent: el.Agent, now: float) -> el.StepResult:
     return _request(agent, now, before)
 
 
-def _request(agent: el.Agent, now: float, promised: int | None = None) -> el.StepResult:
+def _request(agent: el.Agent, now: float, voted_term: int | None = None) -> el.StepResult:
     if quorum.rival(agent) is not None:
         return replace(agent, asked_at=now), (el.AskAuthority(agent.candidate_term, agent.role is _R.PRECANDIDATE),)
     asked = el.VoteAsked(
@@ -90,7 +90,7 @@ def _request(agent: el.Agent, now: float, promised: int | None = None) -> el.Ste
         agent.me,
         agent.configuration.index,
         agent.log,
-        agent.promised if promised is None else promised,
+        agent.voted_term if voted_term is None else voted_term,
         trial=agent.role is _R.PRECANDIDATE,
     )
     return replace(agent, asked_at=now), (el.RequestVotes(asked, tuple(sorted(agent.voting - {agent.me}))),)
@@ -186,7 +186,7 @@ def step_down(agent: el.Agent, now: float) -> el.Agent:
         role=_R.FOLLOWER,
         heard_at=lapsed_at - agent.timeout_s,
         governed_at=lapsed_at - agent.timeout_s,
-        bids_from=now + quorum.CANDIDACY * agent.timeout_s,
+        candidacies_from=now + quorum.CANDIDACY * agent.timeout_s,
         lapsed_at=None,
     )
 

@@ -102,7 +102,7 @@ def fence_at(agent: Agent) -> float:
     return max(agent.lapsed_at, agent.woken_at) + (FENCE - 1) * agent.timeout_s
 
 
-def bid_at(agent: Agent) -> float:
+def candidacy_at(agent: Agent) -> float:
     """Return when the agent asks for votes, if it is a voter and knows the job.
 
     So does one that the newest configuration leaves out: it may be the only one that knows that configuration.
@@ -113,7 +113,7 @@ def bid_at(agent: Agent) -> float:
     gone_at = agent.gone_at if gone else agent.heard_at + agent.timeout_s
     if rival(agent) is not None:  # of two that cannot hear each other, the leader is to go on
         gone_at += PATIENCE * agent.timeout_s
-    return max(gone_at + patience_s(agent), agent.bids_from)
+    return max(gone_at + patience_s(agent), agent.candidacies_from)
 
 
 def claim_at(agent: Agent) -> float:
@@ -121,7 +121,7 @@ def claim_at(agent: Agent) -> float:
     other = rival(agent)
     if other is None or agent.lapsed_at is None:
         return FOREVER
-    return max(agent.lapsed_at, agent.answered_at.get(other, NEVER) + agent.timeout_s, agent.bids_from)
+    return max(agent.lapsed_at, agent.answered_at.get(other, NEVER) + agent.timeout_s, agent.candidacies_from)
 
 
 def patience_s(agent: Agent) -> float:

@@ -14,7 +14,8 @@ def wanted(nodes: int) -> int:
 def change(agent: Agent, now: float) -> tuple[NodeId, ...] | None:
     """Return the leader's next voters, of which one is new or gone; None if they are right.
 
-    A new one has answered of late: it extends the leader's authority from the beginning.
+    A new one has answered of late: it extends the leader's authority from the beginning. So has a majority of the present
+    voters, which must agree: an addition that waits for one that has failed would hide from the leader that it has.
     """
     voters = agent.configuration.voters
     nodes = (agent.me, *agent.answered_at)
@@ -28,6 +29,9 @@ def change(agent: Agent, now: float) -> tuple[NodeId, ...] | None:
     count = wanted(len(nodes))
     if len(voters) > count:
         return _without(voters, max(voters, key=lambda voter: (voter != agent.me, share[_domain(agent, voter)])))
+    answering = sum(voter == agent.me or agent.answers.get(voter, NEVER) > recent for voter in voters)
+    if 2 * answering <= len(voters):
+        return None
     if len(voters) < count and others:
         return (*voters, (fresh or others)[0])
     crowded = any(number > 1 for number in share.values())

@@ -14,7 +14,9 @@ from deadpool_run.core.state import State
 from deadpool_run.core.transitions import JobPhase, MemberPhase
 from deadpool_run.ids import NodeId, Rank
 
-_AWAITED = (MemberPhase.STARTING, MemberPhase.READY, MemberPhase.PREPARING, MemberPhase.ENDING)
+_TO_COME = (MemberPhase.STARTING, MemberPhase.READY, MemberPhase.PREPARING)
+"""Phases of workers that may get a rank."""
+_AWAITED = (*_TO_COME, MemberPhase.ENDING)
 """Phases of workers that may get a rank, or whose end makes room for such a worker."""
 _HEALED_IN = frozenset({JobPhase.STARTING, JobPhase.UNPROTECTED, JobPhase.RUNNING, JobPhase.REPAIRING})
 
@@ -178,8 +180,7 @@ def _needs_worker(decision: Decision) -> bool:
         good = sum(not places.is_crashing(state, node, decision.now) for node in state.nodes)
         to_come = max(0, settings.nodes + settings.spare_nodes - state.arrivals)
         return good + to_come < settings.nodes
-    waiting = state.count(MemberPhase.STARTING, MemberPhase.READY)
-    return state.phase is JobPhase.REPAIRING and len(state.vacant()) > waiting
+    return state.phase is JobPhase.REPAIRING and len(state.vacant()) > state.count(*_TO_COME)
 
 
 def _describe(state: State, node: NodeId) -> str:

@@ -49,11 +49,11 @@ def _host_key(host: Host, now: float) -> Any:
             agent.ruled_out,
             agent.refused,
             agent.log,
-            agent.promised,
+            agent.voted_term,
         ),
         (agent.voted_for, agent.seen, agent.suspended, agent.candidate_term, agent.votes),
         (agent.heard_at - now, agent.governed_at - now, agent.woken_at - now, agent.looked_at - now),
-        (agent.began_at - now, agent.asked_at - now, agent.bids_from - now, _since(agent.lapsed_at, now)),
+        (agent.began_at - now, agent.asked_at - now, agent.candidacies_from - now, _since(agent.lapsed_at, now)),
         frozenset((sent_at - now, at - now) for sent_at, at in agent.heartbeats.items()),
         (_times(agent.answers, now), _times(agent.answered_at, now), frozenset(agent.known.items())),
     )

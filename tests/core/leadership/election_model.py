@@ -208,7 +208,7 @@ class World:
             case ("claim", term, configurations, sent_at):
                 self.handle(to, el.HeardFromLeader(configurations, sent_at))
                 agent = self.hosts[to].agent
-                if agent.role is not ROLE.FENCED and agent.term == term == agent.promised:
+                if agent.role is not ROLE.FENCED and agent.term == term == agent.voted_term:
                     self.send(to, source, "votes", el.HeardFromAgent(to, term, sent_at, agent.configuration.number))
             case ("share", configurations):
                 self.handle(to, el.HeardFromLeader(configurations))

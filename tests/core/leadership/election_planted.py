@@ -26,7 +26,7 @@ class Planted(NamedTuple):
 
 
 def _votes_twice(agent: el.Agent, asked: el.VoteAsked) -> bool:
-    return asked.term > agent.promised or (asked.term == agent.promised and agent.role is ROLE.FOLLOWER)
+    return asked.term > agent.voted_term or (asked.term == agent.voted_term and agent.role is ROLE.FOLLOWER)
 
 
 def _votes_while_it_hears(agent: el.Agent, asked: el.VoteAsked, now: float) -> bool:
@@ -46,11 +46,11 @@ _HEARD_FROM_LEADER = election._heard_from_leader
 
 
 def _hears_the_old_leader(agent: el.Agent, event: el.HeardFromLeader, now: float) -> Any:
-    promised, voted_for = agent.promised, agent.voted_for
+    voted_term, voted_for = agent.voted_term, agent.voted_for
     if event.configurations[-1].term != agent.term:
         return _HEARD_FROM_LEADER(agent, event, now)
-    agent, outputs = _HEARD_FROM_LEADER(replace(agent, promised=agent.term), event, now)
-    return replace(agent, promised=promised, voted_for=voted_for), outputs
+    agent, outputs = _HEARD_FROM_LEADER(replace(agent, voted_term=agent.term), event, now)
+    return replace(agent, voted_term=voted_term, voted_for=voted_for), outputs
 
 
 def _knows_the_configuration(agent: el.Agent, asked: el.VoteAsked) -> bool:
@@ -92,14 +92,14 @@ _MAY_VOTE = election.may_vote
 
 def _leader_votes(agent: el.Agent, asked: el.VoteAsked, now: float) -> bool:
     return _MAY_VOTE(replace(agent, role=ROLE.FOLLOWER), asked, now) or (
-        agent.role is ROLE.LEADER and asked.term > agent.promised
+        agent.role is ROLE.LEADER and asked.term > agent.voted_term
     )
 
 
 def _follows_old_terms(agent: el.Agent, event: el.HeardFromLeader, now: float) -> Any:
     term = event.configurations[-1].term
     if agent.role is ROLE.FOLLOWER and term < agent.term:
-        agent = replace(agent, term=term, promised=term, configurations=event.configurations)
+        agent = replace(agent, term=term, voted_term=term, configurations=event.configurations)
     return _HEARD_FROM_LEADER(agent, event, now)
 
 
@@ -122,11 +122,11 @@ def _fenced(agent: el.Agent, now: float) -> el.Agent:
     return replace(_STEP_DOWN(agent, now), role=ROLE.FENCED)
 
 
-_BID_AT = quorum.bid_at
+_CANDIDACY_AT = quorum.candidacy_at
 
 
-def _newest_voters_bid(agent: el.Agent) -> float:
-    return _BID_AT(agent) if agent.me in agent.configuration.voters else el.FOREVER
+def _newest_voters_stand(agent: el.Agent) -> float:
+    return _CANDIDACY_AT(agent) if agent.me in agent.configuration.voters else el.FOREVER
 
 
 def _always(*_: Any) -> bool:
@@ -252,7 +252,7 @@ PLANTED = (
     Planted(
         "a voter that is left out never asks",
         "E",
-        ((quorum, "bid_at", _newest_voters_bid),),
+        ((quorum, "candidacy_at", _newest_voters_stand),),
         start="a voter that is left out",
         kinds=("order", "hold"),
     ),

@@ -88,11 +88,11 @@ def test_of_three_a_refused_connection_proves_nothing_and_the_word_of_the_machin
 def test_a_candidate_is_elected_leads_once_a_majority_knows_and_gives_the_last_leader_up():
     agent, now, outputs = until(follower("a", "h", "a", "b"), 100.0, ROLE.PRECANDIDATE)
     assert now == 100.0 + T
-    assert (agent.promised, agent.term) == (0, 0), "a trial changes no term"
-    yes = el.VoteGiven(1, "b", trial=True, granted=True, promised=0)
+    assert (agent.voted_term, agent.term) == (0, 0), "a trial changes no term"
+    yes = el.VoteGiven(1, "b", trial=True, granted=True, voted_term=0)
     agent, (request,) = step(agent, yes, now=now)
-    assert (agent.role, agent.promised, request.asked.trial) == (ROLE.CANDIDATE, 1, False)
-    agent, (claim,) = step(agent, structs.replace(yes, trial=False, promised=1), now=now)
+    assert (agent.role, agent.voted_term, request.asked.trial) == (ROLE.CANDIDATE, 1, False)
+    agent, (claim,) = step(agent, structs.replace(yes, trial=False, voted_term=1), now=now)
     assert agent.role is ROLE.ELECTED
     assert claim.configurations == (configuration("h", "a", "b"), el.Configuration(1, 4, "a", ("h", "a", "b")))
     assert el.SuspendWorkers() in outputs
@@ -128,7 +128,7 @@ def test_who_is_not_voted_for(question):
 
 def test_one_vote_in_a_term():
     agent, _ = step(follower("b", "h", "a", "b", "c"), asked("a"), now=100.0 + T)
-    assert (agent.promised, agent.voted_for) == (1, "a")
+    assert (agent.voted_term, agent.voted_for) == (1, "a")
     assert granted(agent, asked("a"), 100.0 + T), "its answer may have been lost"
     assert not granted(agent, asked("c"), 100.0 + T)
     assert granted(agent, asked("c", term=2), 100.0 + T)

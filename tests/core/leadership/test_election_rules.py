@@ -36,8 +36,8 @@ def answers(agent, *others, sent_at):
     return el.HeardFromAgents(tuple(el.HeardFromAgent(other, agent.term, sent_at, number) for other in others))
 
 
-def asked(candidate, term, known, promised, *, log=(0, 1), trial=True):
-    return el.VoteAsked(term, candidate, known.index, el.LogIndex(*log), promised, trial)
+def asked(candidate, term, known, voted_term, *, log=(0, 1), trial=True):
+    return el.VoteAsked(term, candidate, known.index, el.LogIndex(*log), voted_term, trial)
 
 
 def test_a_node_whose_workers_are_stopped_notices_a_pause_whenever_it_ends():
@@ -99,7 +99,7 @@ def test_a_voter_that_the_newest_configuration_leaves_out_can_lead():
         agent, _ = step(agent, el.Tick(), now=now)
         assert agent.role is not el.ElectionRole.FENCED
     for trial in (True, False):
-        votes = [el.VoteGiven(1, voter, trial, granted=True, promised=0) for voter in "ab"]
+        votes = [el.VoteGiven(1, voter, trial, granted=True, voted_term=0) for voter in "ab"]
         agent, _ = step(agent, *votes, now=now)
     assert agent.role is el.ElectionRole.ELECTED
     assert agent.configuration.voters == ("h", "a", "b", "d")
@@ -125,7 +125,7 @@ def test_a_leader_without_authority_votes_for_one_that_has_promised_a_later_term
     assert [output.vote.granted for output in outputs if isinstance(output, el.GiveVote)] == [True, True]
     claimed = configuration("h", "a", "b", term=2, number=known.number + 1, leader="a")
     agent, _ = step(agent, el.HeardFromLeader((known, claimed)), now=now)
-    assert (agent.role, agent.term, agent.promised, agent.suspended) == (el.ElectionRole.FOLLOWER, 2, 2, True)
+    assert (agent.role, agent.term, agent.voted_term, agent.suspended) == (el.ElectionRole.FOLLOWER, 2, 2, True)
     agent, _ = step(agent, el.HeardFromLeader((claimed,), sent_at=now), now=now)
     agent, outputs = step(agent, el.HeardFromLeader((claimed,), sent_at=now + 1, confirmed=now), now=now + 1)
     assert outputs == [el.ResumeWorkers()], "it follows, as others do"
@@ -136,7 +136,7 @@ def test_a_new_leader_keeps_the_last_one_if_it_has_answered():
     agent, now = follower("a", configuration("h", "a", "b")), 100.0 + T
     agent, _ = step(agent, el.Tick(), now=now)
     for trial in (True, False):
-        agent, _ = step(agent, el.VoteGiven(1, "h", trial, granted=True, promised=1 - trial), now=now)
+        agent, _ = step(agent, el.VoteGiven(1, "h", trial, granted=True, voted_term=1 - trial), now=now)
     agent, outputs = step(agent, el.HeardFromAgent("h", 1, now, agent.configuration.number), now=now)
     assert [type(output) for output in outputs] == [el.TakeOver, el.ResumeWorkers, el.ShareConfiguration]
     assert "h" in agent.answered_at
@@ -155,7 +155,7 @@ def test_a_leader_stands_again_if_a_voter_has_promised_a_later_term_and_knows_le
     (request,) = outputs
     assert (request.asked.term, request.asked.trial, now) == (3, True, 100.0 + 2 * T)
     for trial in (True, False):
-        agent, outputs = step(agent, el.VoteGiven(3, "a", trial, granted=True, promised=3 - trial), now=now)
+        agent, outputs = step(agent, el.VoteGiven(3, "a", trial, granted=True, voted_term=3 - trial), now=now)
     agent, outputs = step(agent, el.HeardFromAgent("a", 3, now, agent.configuration.number), now=now)
     assert [type(output) for output in outputs] == [el.TakeOver, el.ResumeWorkers, el.ShareConfiguration]
     assert agent.configuration.leader == "h", "and it does not give itself up"
@@ -165,7 +165,7 @@ def test_an_elected_agent_asks_again_if_a_voter_has_promised_a_later_term():
     agent, now = follower("a", configuration("h", "a", "b")), 100.0 + T
     agent, _ = step(agent, el.Tick(), now=now)
     for trial in (True, False):
-        agent, _ = step(agent, el.VoteGiven(1, "h", trial, granted=True, promised=1 - trial), now=now)
+        agent, _ = step(agent, el.VoteGiven(1, "h", trial, granted=True, voted_term=1 - trial), now=now)
     assert agent.role is el.ElectionRole.ELECTED
     agent, outputs = step(agent, asked("b", 3, configuration("h", "a", "b"), 2), now=now)
     assert not outputs[0].vote.granted, "the candidate knows less"
@@ -191,7 +191,7 @@ def test_an_agent_that_is_cut_off_promises_no_later_term():
     while now < 100.0 + 3 * T:
         now = election.next_deadline(agent)
         agent, _ = step(agent, el.Tick(), now=now)
-    assert (agent.role, agent.promised) == (el.ElectionRole.PRECANDIDATE, 0)
+    assert (agent.role, agent.voted_term) == (el.ElectionRole.PRECANDIDATE, 0)
     agent, _ = step(agent, el.HeardFromLeader((configuration("h", "a", "b"),), sent_at=1.0), now=now)
     assert election.follows(agent, 0)
 
@@ -199,6 +199,17 @@ def test_an_agent_that_is_cut_off_promises_no_later_term():
 def test_a_voter_that_is_left_out_asks_after_the_others():
     """Two that ask at the same time, again and again, split the votes of four."""
     four, three = configuration("h", "a", "b", "c"), configuration("h", "b", "c", number=4)
-    bids = {me: quorum.bid_at(follower(me, four, three)) for me in "abc"}
-    assert len(set(bids.values())) == 3
-    assert max(bids, key=bids.__getitem__) == "a"
+    candidacies = {me: quorum.candidacy_at(follower(me, four, three)) for me in "abc"}
+    assert len(set(candidacies.values())) == 3
+    assert max(candidacies, key=candidacies.__getitem__) == "a"
+
+
+def test_no_voter_is_added_while_the_present_ones_may_have_failed():
+    """The addition would wait for the voter that failed, and with three voters nobody asks the authority which of two lives."""
+    agent, now = leader("a"), 100.0
+    agent, _ = step(agent, el.AgentsJoined({"c": ""}), now=now)
+    for at in (now + 0.7 * T, now + 0.8 * T):
+        agent, _ = step(agent, answers(agent, "c", sent_at=at), now=at)
+    assert agent.configuration.voters == ("h", "a")
+    agent, _ = step(agent, answers(agent, "a", "c", sent_at=now + 0.9 * T), now=now + 0.9 * T)
+    assert set(agent.configuration.voters) == {"h", "a", "c"}
