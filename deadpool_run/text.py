@@ -35,6 +35,13 @@ def printable(value: object) -> str:
     return "".join(character if character.isprintable() else " " for character in str(value))
 
 
+def clipped(text: str, most: int = 64 << 10) -> str:
+    """Return the text, without its middle if it has more than about `most` characters: a frame has a limit."""
+    if len(text) <= most:
+        return text
+    return f"{text[: most // 2]}\n... ({len(text) - most} characters) ...\n{text[-(most // 2) :]}"
+
+
 def without_passwords(text: str) -> str:
     """Return the text with `***` for the passwords of URLs."""
     return _PASSWORD.sub(r"://\1:***@", text)

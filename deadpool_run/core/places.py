@@ -29,7 +29,8 @@ def note_failure(state: State, node: NodeId, local_rank: int) -> None:
 
 def condemn(state: State, node: NodeId, local_rank: int) -> None:
     """Note that a process that does not end occupies the place."""
-    state.failures.setdefault(node, {})[local_rank] = BAD_AFTER
+    on_node = state.failures.setdefault(node, {})
+    on_node[local_rank] = max(on_node.get(local_rank, 0), BAD_AFTER)
 
 
 def note_device_failed(state: State, node: NodeId, local_rank: int) -> bool:

@@ -51,3 +51,13 @@ def test_a_replacement_names_what_snapshots_do_not_keep(cluster, reference):
         job.told()
     )
     assert after.count("snapshots do not keep") == 1
+
+
+def test_an_exception_with_a_very_long_text_is_known_by_its_ends(cluster):
+    job = cluster(script="long_error.py", nproc=1, spares=0)
+    assert job.wait_exit() == 1, job.told()
+    raised, *_ = [entry["event"] for entry in job.journal() if entry["event"]["type"] == "WorkerRaised"]
+    assert raised["kind"] == "ValueError"
+    assert raised["message"].startswith("beginxxx")
+    assert raised["message"].endswith("xxxend")
+    assert len(raised["message"]) < 100_000

@@ -70,5 +70,11 @@ class BoundedAuthority:
             )
         try:
             return answer.result()
-        except (OSError, ValueError, KeyError) as error:
+        except (
+            OSError,
+            ValueError,
+            LookupError,
+            AttributeError,
+            TypeError,
+        ) as error:  # the last ones: JSON of another shape
             raise AuthorityError(f"cannot {what} at {self.where}: {error}\n{self._authority.advice}") from error

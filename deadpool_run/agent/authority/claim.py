@@ -5,9 +5,9 @@ import re
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-import msgspec
-
+from deadpool_run.errors import ProtocolError
 from deadpool_run.ids import NodeId
+from deadpool_run.wire import typed
 
 _UNSAFE = re.compile(r"[^a-z0-9]+")
 _SLUG, _DIGEST = 40, 16
@@ -89,14 +89,14 @@ class ExternalAuthority(Protocol):
 
 def to_json(record: LeaderClaim | RunEnd | AuthorityRecord) -> str:
     """Return the record as text."""
-    return msgspec.json.encode(record).decode()
+    return typed.to_json(record).decode()
 
 
 def from_json(text: str, kind: type[_Record]) -> _Record:
     """Return the record of this kind that a text holds. Raises ValueError for any other text."""
     try:
-        return msgspec.json.decode(text, type=kind)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        return typed.from_plain(kind, typed.parse(text))
+    except ProtocolError as error:
         raise ValueError(f"not a record of deadpool-run: {error}") from error
 
 

@@ -53,6 +53,7 @@ class Advertisement:
 
     def lead(self, leader: Leader, term: int) -> None:
         """Publish this node as the leader of this term."""
+        self._claiming.cancel()  # a claim of an earlier term that has no answer yet would be refused
         if self._record is not None:
             self._record.leave()
         self._record, self._leader = None, leader  # the leader keeps the record now

@@ -108,7 +108,7 @@ class Follower:
     @property
     def was_answered(self) -> bool:
         """Whether the leader has sent anything. Until then the end of the connection proves nothing."""
-        return self._answered.done() and not self._answered.cancelled() and self._answered.result()
+        return self._answered.done() and self._answered.result()
 
     async def answered(self, silence_s: float) -> bool:
         """Wait for the first message or the end of the connection, up to `silence_s`; return whether a leader answered.

@@ -38,7 +38,7 @@ from deadpool_run.wire import peers
 from deadpool_run.wire.stores import CallersIdentified, IdentifyCallers
 
 _EXIT_LAUNCH_FAILED = 1
-_COPIED_IN = frozenset({JobPhase.UNPROTECTED, JobPhase.RUNNING, JobPhase.FINISHING})
+_MOVED_IN = frozenset({JobPhase.UNPROTECTED, JobPhase.RUNNING, JobPhase.FINISHING})
 
 
 class Leader:
@@ -168,7 +168,7 @@ class Leader:
         self._publish_committed()
         if not commits.protected or commits.committed is None:
             return
-        moved = self.state.former_buddies and self.state.phase in _COPIED_IN
+        moved = self.state.former_buddies and self.state.phase in _MOVED_IN
         if self._tracking.is_news_of_protection() or moved or buddies.is_exposed(self._spec.settings, self.state):
             self.submit(SnapshotCommitted(commits.committed, self.state.epoch))
             if moved:
@@ -353,7 +353,7 @@ class Leader:
         return None if owner is None or owner.pid is None else (owner.worker, owner.pid)
 
     def _decided(self) -> None:
-        if self._ranks_moved and self.state.phase in _COPIED_IN:  # during a repair former copies are still needed
+        if self._ranks_moved and self.state.phase in _MOVED_IN:  # during a repair former copies are still needed
             self._ranks_moved = False
             self._publish_buddies()
         if self.followers is not None:

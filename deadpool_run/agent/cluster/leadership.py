@@ -260,8 +260,10 @@ class Leadership:
         if (term, trial) in self._asking:
             return
         self._asking.add((term, trial))
-        granted = await self._claimant.claim(term, trial=trial)
-        self._asking.discard((term, trial))
+        try:
+            granted = await self._claimant.claim(term, trial=trial)
+        finally:
+            self._asking.discard((term, trial))
         if granted is not None:  # else the election asks again
             self.handle(electorate.AuthorityAnswered(term, trial, granted))
 

@@ -160,7 +160,13 @@ class Logs:
     def _start_copy(self, path: Path, shown: "_Shown | None" = None) -> int:
         reader, writer = os.pipe()
         tee = _Tee(reader, self._log(path), shown)
-        tee.start()
+        try:
+            tee.start()
+        except RuntimeError as error:  # no further thread is allowed
+            os.close(reader)
+            os.close(writer)
+            tell(f"log file {path}: {error}; it stays empty")
+            return os.open(os.devnull, os.O_WRONLY)
         self._forget_ended()
         self._tees.append(tee)
         return writer

@@ -57,10 +57,11 @@ def ended_runs(folder: Path) -> list[Path]:
     """Return the directories below `folder` of runs that have ended, the newest first. Raises OSError."""
     ended: list[tuple[str, Path]] = []
     for run_dir in folder.iterdir():
-        if run_dir.is_dir() and not run_dir.is_symlink() and run_dir.stat().st_uid == os.getuid():
-            records = _valid(run_dir)
-            if records and not _lives(records):
-                ended.append((max(str(record.get("started")) for record in records), run_dir))
+        with contextlib.suppress(FileNotFoundError):  # another launch removes it
+            if run_dir.is_dir() and not run_dir.is_symlink() and run_dir.stat().st_uid == os.getuid():
+                records = _valid(run_dir)
+                if records and not _lives(records):
+                    ended.append((max(str(record.get("started")) for record in records), run_dir))
     return [run_dir for _, run_dir in sorted(ended, reverse=True)]
 
 

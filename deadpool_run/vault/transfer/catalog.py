@@ -97,10 +97,15 @@ class Source:
     """A snapshot or transcript open for reading. `still` returns whether it is unchanged."""
 
     def __init__(self, fd: int, digests: ChunkDigests, still: Callable[[], bool], on_close: Callable[[], None]) -> None:
+        """Map the descriptor, which `on_close` closes, also if this raises OSError."""
         self.fd, self.digests, self.still = fd, digests, still
         self.token, self.nbytes = digests.token, digests.nbytes
         self._on_close = on_close
-        self._mapped = mmap.mmap(fd, self.nbytes, prot=mmap.PROT_READ)
+        try:
+            self._mapped = mmap.mmap(fd, self.nbytes, prot=mmap.PROT_READ)
+        except OSError:
+            on_close()
+            raise
         self.view = memoryview(self._mapped)
 
     def places(self, block: int) -> dict[bytes, int]:

@@ -342,8 +342,9 @@ class Replicas:
             copy = self._copy(rank, version)
             if copy is None:
                 return None
+            fd = os.dup(copy.memory.fd)
             copy.readers += 1
-            return copy, os.dup(copy.memory.fd)
+            return copy, fd
 
     def still(self, rank: Rank, copy: Copy) -> bool:
         """Return whether the copy is still held."""

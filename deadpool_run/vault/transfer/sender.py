@@ -4,6 +4,7 @@ There is no queue: when a delivery has ended, the thread picks the newest snapsh
 waited, and training never waits. Within a timeline, no snapshot is sent after a newer one.
 """
 
+import contextlib
 import logging
 import secrets
 import threading
@@ -148,21 +149,26 @@ class ReplicationLink:
     # --- the thread ----------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        while (offer := self._await_offer()) is not None:
-            done = False
-            try:
-                done = self._deliver(offer)
-            except (OSError, ProtocolError) as error:
-                _LOG.debug("rank %d cannot be copied to %s: %s", self._rank, self._peer.node, error)
-                self._stream_pool.close()
-            finally:
-                offer.source.close()
+        while (done := self._attempt()) is not None:
             with self._changed:
                 self._failed = not done
                 self._failed_at = 0.0 if done else time.monotonic()
                 self._retry_s = _RETRY_S[0] if done else min(self._retry_s * 2, _RETRY_S[1])
                 self._woken |= done
         self._stream_pool.close()
+
+    def _attempt(self) -> bool | None:
+        """Wait until there is something to send, and send it. False: try again later. None: stop."""
+        try:
+            offer = self._await_offer()
+            if offer is None:
+                return None
+            with contextlib.closing(offer.source):
+                return self._deliver(offer)
+        except (OSError, ProtocolError) as error:  # the former also of this machine: no descriptors or memory are left
+            _LOG.debug("rank %d cannot be copied to %s: %s", self._rank, self._peer.node, error)
+            self._stream_pool.close()
+            return False
 
     def _await_offer(self) -> _Offer | None:
         """Wait until there is something to send; None: stop."""

@@ -16,6 +16,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 from deadpool_run.core import events as ev
 from deadpool_run.errors import AttachError, MissingGroupError, RefusedError, ReplicasDifferError
 from deadpool_run.ids import Epoch, Rank, Version
+from deadpool_run.text import clipped
 from deadpool_run.vault.status_page import DeviceLibrary, Phase, StatusPage
 from deadpool_run.wire.messages import THIS_WORKER, Attach, Captured
 from deadpool_run.worker.compat import c10d
@@ -150,15 +151,15 @@ class RepairParticipant:
         if isinstance(why, str):
             self._failure = ev.DrainFailed(THIS_WORKER, self._epoch, why)
         else:
-            kind, text = type(why).__name__, "".join(traceback.format_exception(why))
+            kind, error = type(why).__name__, clipped(str(why))
             self._failure = ev.DrainFailed(
                 THIS_WORKER,
                 self._epoch,
-                f"{kind}: {why}",
+                f"{kind}: {error}",
                 step=self.session.step,
                 kind=kind,
-                error=str(why),
-                traceback=text,
+                error=error,
+                traceback=clipped("".join(traceback.format_exception(why))),
                 blame=blame(why),
             )
         self._repeat_failure(self._link.orders.epoch)

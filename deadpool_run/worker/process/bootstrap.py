@@ -20,12 +20,12 @@ from typing import NoReturn
 
 from deadpool_run.core.events import JobRefused, PrepareFailed, WorkerRaised, WorkerReady
 from deadpool_run.errors import RefusedError, RunLeft, ScriptError
+from deadpool_run.text import clipped
 from deadpool_run.wire.messages import THIS_WORKER, ScriptTraceback, encode
 from deadpool_run.worker.process import rehearsal_output, rerun, script_files, session, sources, stacks
 from deadpool_run.worker.process.agent_link import park
 from deadpool_run.worker.process.blame import blame, chained, refusal
 
-_MAX_TEXT = 64 << 10
 _STOP_S = 0.5
 """How long after an interruption the order to stop may come."""
 _OURS = f"{Path(__file__).parents[2]}/"
@@ -157,18 +157,19 @@ def _report(error: Exception, refused: ScriptError | None, worker: session.Sessi
     if not (isinstance(error, RefusedError) and error.reported):  # the launcher prints that once, for all ranks
         _show(text, worker)
     if worker.preparing:
-        broke = PrepareFailed(THIS_WORKER, f"{type(error).__name__}: {error}")
+        broke = PrepareFailed(THIS_WORKER, clipped(f"{type(error).__name__}: {error}"))
         worker.link.send(broke if refused is None else _script_refused(refused))
         os._exit(1)  # it holds no rank
     _write_error_file(error, text)  # first: once the agent knows, it ends this process
     if refused is None:
-        worker.link.send(WorkerRaised(THIS_WORKER, worker.step, type(error).__name__, str(error), text, whose))
+        message, text = clipped(str(error)), clipped(text)
+        worker.link.send(WorkerRaised(THIS_WORKER, worker.step, type(error).__name__, message, text, whose))
     else:
         worker.link.send(_script_refused(refused))
 
 
 def _script_refused(refused: ScriptError) -> JobRefused:
-    return JobRefused(THIS_WORKER, str(refused), refused.exit_code)
+    return JobRefused(THIS_WORKER, clipped(str(refused)), refused.exit_code)
 
 
 def _write_error_file(error: Exception, text: str) -> None:
@@ -176,7 +177,8 @@ def _write_error_file(error: Exception, text: str) -> None:
     if error_file and not Path(error_file).exists():
         extra = {"py_callstack": text, "timestamp": str(int(time.time()))}
         body = {"message": {"message": f"{type(error).__name__}: {error}", "extraInfo": extra}}
-        Path(error_file).write_text(json.dumps(body), encoding="utf-8")
+        with contextlib.suppress(OSError):  # no space is left: the agent still learns of the exception
+            Path(error_file).write_text(json.dumps(body), encoding="utf-8")
 
 
 def _show(text: str, worker: session.Session) -> None:
@@ -184,7 +186,7 @@ def _show(text: str, worker: session.Session) -> None:
     with contextlib.suppress(Exception):  # a script may have closed it
         sys.stdout.flush()  # what the script has printed before
     if worker.console and sys.stderr is sys.__stderr__:
-        worker.link.send(ScriptTraceback(text[-_MAX_TEXT:]))
+        worker.link.send(ScriptTraceback(clipped(text)))
     else:
         sys.stderr.write(text)
         sys.stderr.flush()

@@ -56,6 +56,12 @@ def test_a_run_that_is_over_has_no_leader_any_more(place):
     assert authority.read().claim == claim(4)
 
 
+@pytest.mark.parametrize("reason", ["rank 1 raised \udc80", "\0 \u2028 \N{SNOWMAN}", "x" * 5000])
+def test_the_reason_of_an_end_may_be_any_text(place, reason):
+    place.authority().close_run(RunEnd(1, reason))
+    assert place.authority().read().end == RunEnd(1, reason)
+
+
 def test_a_run_may_end_before_its_first_claim(place):
     place.authority().close_run(RunEnd(2, "no such script"))
     assert place.authority().read().end == RunEnd(2, "no such script")

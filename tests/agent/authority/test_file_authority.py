@@ -123,6 +123,16 @@ def test_other_files_do_not_matter(tmp_path):
     assert authority.read().claim == claim(3)
 
 
+@pytest.mark.parametrize("answer", [[], {}, {"kvs": [1]}, {"kvs": [{"value": 3}]}, {"kvs": [{"value": ""}]}, "x"])
+def test_json_of_another_shape_is_an_error_and_no_answer(tmp_path, answer):
+    class Odd(FileAuthority):
+        def read(self):
+            return int(answer["kvs"][0]["value"].strip())
+
+    with pytest.raises(AuthorityError, match="cannot read the run's record"):
+        BoundedAuthority(Odd(tmp_path, "run"), "run").read()
+
+
 def test_storage_that_hangs_is_given_up(tmp_path):
     authority = BoundedAuthority(FileAuthority(tmp_path, "run"), "run", timeout_s=0.05)
     assert authority.read().claim is None

@@ -1,5 +1,6 @@
 """An owner's messages in order, as a buddy receives them that the test plays."""
 
+import errno
 import os
 import socket
 
@@ -9,8 +10,9 @@ from vault_kit import KIB, FakeBuddy, Node, digests_of, in_loop, off
 from deadpool_run.ids import Rank, Version
 from deadpool_run.vault import segments
 from deadpool_run.vault.status_page import BUSY
-from deadpool_run.vault.transfer import exchange, framing, headers
-from deadpool_run.vault.transfer.chunks import DIGEST_BYTES
+from deadpool_run.vault.transfer import exchange, framing, headers, sender
+from deadpool_run.vault.transfer.catalog import Source
+from deadpool_run.vault.transfer.chunks import DIGEST_BYTES, ChunkDigests, Hasher
 from deadpool_run.vault.transfer.framing import Outcome
 from deadpool_run.vault.transfer.headers import Go, No
 
@@ -50,6 +52,15 @@ async def begin(owner, buddy):
     owner.replicator.set_buddies({Rank(0): (buddy.peer,)})
     await off(buddy.accept)
     return await off(buddy.offered)
+
+
+def test_a_segment_that_cannot_be_mapped_is_closed():
+    fd = os.open("/dev/null", os.O_RDONLY)
+    digests = ChunkDigests(Hasher(bytes(32)), Rank(0), Version(1), bytes(16), 4 * KIB)
+    with pytest.raises(OSError, match="No such device"):
+        Source(fd, digests, lambda: True, lambda: os.close(fd))
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(fd)
 
 
 @in_loop
@@ -163,6 +174,24 @@ async def test_what_was_hashed_for_one_buddy_is_not_hashed_for_the_next():
         assert await off(other.take, await off(other.offered)) is Outcome.WHOLE
         assert sum(hashed) == offer.nbytes
         other.close()
+
+
+@in_loop
+async def test_a_machine_without_descriptors_tries_again_later(monkeypatch):
+    """An error of this machine ended the thread, and the rank was never copied again."""
+    opened, failures = sender.open_held, [OSError(errno.EMFILE, "too many open files")]
+
+    def open_held(*arguments):
+        if failures:
+            raise failures.pop()
+        return opened(*arguments)
+
+    monkeypatch.setattr(sender, "open_held", open_held)
+    async with Pair() as (owner, buddy):
+        owner.capture(0, 1)
+        offer = await begin(owner, buddy)
+        assert (offer.version, failures) == (1, [])
+        assert await off(buddy.take, offer) is Outcome.WHOLE
 
 
 @in_loop

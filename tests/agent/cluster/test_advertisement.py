@@ -1,0 +1,47 @@
+"""The records that a leader publishes, and its claims at the authority."""
+
+import asyncio
+from types import SimpleNamespace
+
+from deadpool_run.agent.cluster import advertisement
+from deadpool_run.agent.cluster.advertisement import Advertisement
+from deadpool_run.errors import AuthorityError
+from deadpool_run.ids import NodeId
+from deadpool_run.wire.peers import Peer
+
+LIMIT_S = 30
+
+
+class Authority:
+    """Gives no answer, and counts how often it is asked for each term."""
+
+    run_id = "run"
+
+    def __init__(self, loop):
+        self._loop = loop
+        self.asked = asyncio.Queue()
+
+    def claim(self, claim):
+        self._loop.call_soon_threadsafe(self.asked.put_nowait, claim.term)
+        raise AuthorityError("no answer")
+
+
+def test_a_leader_that_is_elected_again_no_longer_claims_its_earlier_term(tmp_path, monkeypatch):
+    """The authority would refuse that claim, and the agent would take itself for a leader that was replaced."""
+    monkeypatch.setattr(advertisement, "_CLAIM_AGAIN_S", 0.0)
+
+    async def run():
+        authority = Authority(asyncio.get_running_loop())
+        cluster = SimpleNamespace(authority=authority, meeting=None)
+        spec = SimpleNamespace(cluster=cluster, base_dir=None, run_dir=tmp_path)
+        shown = Advertisement(spec, Peer(NodeId("a"), "127.0.0.1", 1), lambda _why: None)
+        shown.lead(None, 1)
+        assert await authority.asked.get() == 1
+        shown.lead(None, 3)
+        async with asyncio.timeout(LIMIT_S):
+            while await authority.asked.get() != 3:
+                pass  # a claim of term 1 that was under way
+        assert {await authority.asked.get() for _ in range(20)} == {3}
+        shown.close(0, "done", fenced=True)
+
+    asyncio.run(run())
