@@ -135,10 +135,10 @@ class Decision:
     def add_node(self, node: NodeId, place: ev.Place) -> None:
         """Add a node. The pool of spares gives it workers."""
         state = self.state
-        if node in state.leaves:
+        if node in state.failure_domains:
             return  # a node joins once
         state.nodes = {**state.nodes, node: NodeRecord(node, place, state.arrivals)}
-        state.leaves = {**state.leaves, node: place.failure_domain}
+        state.failure_domains = {**state.failure_domains, node: place.failure_domain}
         state.arrivals += 1
         state.joined_at = self.now
         self.changes.joined.append(node)

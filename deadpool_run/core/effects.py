@@ -182,6 +182,10 @@ class Loss(Untagged):
     planned: bool = False
 
 
+PHASES = ("detected", "promoted", "drained", "rehearsed", "restored", "attached", "first_step")
+"""The parts of a repair, in their usual order. `Incident` has the time of each."""
+
+
 class Incident(Untagged):
     """A finished repair. Times are in seconds after the loss was known. Only injected faults have `detected_s`."""
 

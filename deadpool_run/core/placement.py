@@ -173,7 +173,7 @@ class _Ready:
         fails = _FAILS * places.is_avoided(self._state, node, self._local_rank(seat, member))
         if seat.node == node:
             return fails
-        home, there = self._state.leaves.get(seat.node), self._state.nodes[node].place.failure_domain
+        home, there = self._state.failure_domains.get(seat.node), self._state.nodes[node].place.failure_domain
         return fails + (1 if home and home == there else 2)
 
     def _local_rank(self, seat: Seat, member: Member) -> int:

@@ -190,7 +190,7 @@ class State:
     """Some worker of this world updates weights outside its step loop."""
     nodes: Mapping[NodeId, NodeRecord] = field(default_factory=dict)
     """The living ones, in order of arrival. Replaced, not changed."""
-    leaves: Mapping[NodeId | None, str] = field(default_factory=dict)
+    failure_domains: Mapping[NodeId | None, str] = field(default_factory=dict)
     """The failure domain of every node that ever joined. Replaced, not changed."""
     arrivals: int = 0
     """Nodes that ever joined."""

@@ -12,6 +12,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from deadpool_run.core.effects import PHASES
 from deadpool_run.text import age, printable, span
 from deadpool_run.vault.status_page import DeviceLibrary
 from deadpool_run.view import capture_limit, nodes
@@ -34,7 +35,6 @@ _STYLES: Mapping[JobHealth, str] = {
 }
 _CALM_PHASES = frozenset({"running", "finished", "released", "ready", "done", "setting up"})
 LEFT_COLUMNS = frozenset({"node", "phase"})
-_TIMES = ("detected", "drained", "promoted", "rehearsed", "restored", "attached", "first_step")
 
 
 def to_json(status: Status, now: datetime) -> str:
@@ -215,7 +215,7 @@ def _spare(spare: Status, *, several: bool) -> str:
 
 def _incidents(status: Status) -> Group:
     several = nodes.has_several(status)
-    times = {name: name.replace("_", " ") for name in _TIMES} | ({"exposed": "copies"} if several else {})
+    times = {name: name.replace("_", " ") for name in PHASES} | ({"exposed": "copies"} if several else {})
     found = table(("epoch", "lost", "replaced by", "step", "repeated", *times.values()), left={"lost", "replaced by"})
     for incident in status["incidents"]:
         losses = incident.get("losses", ())

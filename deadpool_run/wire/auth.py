@@ -23,11 +23,12 @@ from enum import StrEnum
 from blake3 import blake3
 
 from deadpool_run.structs import Tagged
+from deadpool_run.text import printable
 from deadpool_run.wire import typed
 from deadpool_run.wire.frames import MessageFormat
 from deadpool_run.wire.seal import KEY_BYTES, Seal
 
-VERSION = 11
+VERSION = 12
 """Version of all messages between agents. Agents of different versions refuse each other."""
 MAX_BYTES = 4096
 """Limit of a frame until the peer has proved itself."""
@@ -153,7 +154,7 @@ class Caller:
                     raise GreetingRefusedError(WRONG_TOKEN)
                 return None
             case GreetingRefused(reason):
-                raise GreetingRefusedError(reason)
+                raise GreetingRefusedError(printable(reason))
             case _:
                 raise GreetingRefusedError(f"it answered with an unexpected {type(received).__name__}")
 

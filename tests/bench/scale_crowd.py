@@ -61,7 +61,7 @@ class CrowdNode:
     def _vote(self, link: PeerLink, message: peers.Message) -> None:
         match message:
             case VoteAsked(term, trial=trial):
-                link.send(VoteGiven(term, self.workers.node, trial, granted=True, promised=term))
+                link.send(VoteGiven(term, self.workers.node, trial, granted=True, voted_term=term))
             case peers.LeadershipClaim(sent_at, agents, relay):
                 for peer in relay:
                     self._crowd.start(self._relay(peer, peers.LeadershipClaim(sent_at, agents)))

@@ -148,7 +148,7 @@ def test_logs_of_all_generations_are_shown(home, logged):
 def test_a_journal_is_told_in_words_with_times_of_day(home, run):
     path = run("told", ended=ago(minutes=5), started="2026-01-02T03:04:05+00:00")
     lines = [
-        {"format": 2, "settings": {}, "state": None},
+        {"format": 3, "settings": {}, "state": None},
         {"now": 7.5, "event": {"type": "JobSubmitted", "node": "node"}, "effects": [{"type": "StartWorker"}]},
         {
             "now": 9.0,
@@ -183,6 +183,47 @@ def test_a_journal_is_told_in_words_with_times_of_day(home, run):
         "effects": [],
     }
     assert deadpool("events", "-f", "--run-id", "told", env=ours(home, TZ="UTC")).stdout == told.stdout
+
+
+def test_faults_are_told_with_their_victims(home, run):
+    path = run("faults", ended=ago(minutes=5), started="2026-01-02T03:04:05+00:00")
+    events = [
+        {"type": "KillRequested", "rank": 1, "how": "sigkill"},
+        {"type": "KillRequested", "rank": -1, "how": "sigterm", "spare": 4},
+        {"type": "SlowRequested", "rank": 0, "factor": 3.0, "for_s": 60.0},
+        {"type": "AgentKillRequested", "node": "b"},
+    ]
+    lines = [{"format": 3, "settings": {}}, *({"now": 1.0, "event": event, "effects": []} for event in events)]
+    (path / "journal.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
+    told = deadpool("events", "--run-id", "faults", env=ours(home)).stdout.splitlines()
+    assert [line.partition("  ")[2] for line in told] == [
+        "rank 1 gets sigkill",
+        "spare worker 4 gets sigterm",
+        "rank 0 is slowed 3.0 times for 60.0 s",
+        "the agent of node b gets sigkill",
+    ]
+
+
+def test_events_of_a_leader_that_comes_later_are_followed(home, run):
+    path = run("live", pid=os.getpid())
+
+    def write(folder, node):
+        folder.mkdir(exist_ok=True)
+        lines = [{"format": 3, "settings": {}}, {"now": 1.0, "event": {"type": "NodeJoined", "node": node}}]
+        (folder / "journal.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
+
+    command = [sys.executable, "-m", "deadpool_run", "events", "--follow", "--run-id", "live"]
+    with subprocess.Popen(
+        command, env=ours(home), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as follower:
+        write(path, "a")
+        assert follower.stdout.readline().endswith("node a joined\n")
+        write(path / "node-b", "b")
+        assert follower.stdout.readline().endswith("node b joined\n")
+        run_record = json.loads((path / "run.json").read_text())
+        (path / "run.json").write_text(json.dumps(run_record | {"ended": ago(seconds=1), "exit_code": 0}))
+        assert follower.wait(30) == 0
+        assert follower.stdout.read() == ""
 
 
 def test_waiting_for_a_run_that_has_ended_gives_its_exit_code(home, run):

@@ -180,14 +180,14 @@ def test_another_format_is_refused_with_what_to_do(tmp_path):
     with pytest.raises(ProtocolError) as refused:
         replay(path)
     what, advice = str(refused.value).splitlines()
-    assert what == f"{path} is a journal of format 1, and this version of deadpool-run reads format 2 only."
+    assert what == f"{path} is a journal of format 1, and this version of deadpool-run reads format 3 only."
     assert advice == "Replay it with the version of deadpool-run that wrote it."
 
 
 def test_the_first_line_names_the_format(tmp_path):
     write(tmp_path / "journal")
     with (tmp_path / "journal").open() as file:
-        assert json.loads(file.readline())["format"] == journal.FORMAT == 2
+        assert json.loads(file.readline())["format"] == journal.FORMAT == 3
 
 
 def test_a_journal_that_begins_within_a_job_replays_from_there(tmp_path):
@@ -200,7 +200,7 @@ def test_a_journal_that_begins_within_a_job_replays_from_there(tmp_path):
     assert not replayed.divergences
 
 
-@pytest.mark.parametrize("text", ["", "{}\n", "[1]\n", '{"format":2,"settings":{}}\n', "\x00\n"])
+@pytest.mark.parametrize("text", ["", "{}\n", "[1]\n", '{"format":3,"settings":{}}\n', "\x00\n"])
 def test_what_is_no_journal_is_refused(tmp_path, text):
     (tmp_path / "journal").write_text(text)
     with pytest.raises(ProtocolError, match=str(tmp_path / "journal")):

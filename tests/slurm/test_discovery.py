@@ -50,7 +50,7 @@ def test_a_batch_script_is_in_an_allocation_only():
 def test_a_task_of_a_step_knows_its_place():
     place = discover(STEP)
     assert place.step == SlurmStep(0, 1, 1, ("n1", "n2", "n3"), "10.0.0.1:37533")
-    assert (place.name, place.leaf, place.gpus) == ("n2", "top.leaf0", 8)
+    assert (place.name, place.failure_domain, place.gpus) == ("n2", "top.leaf0", 8)
     assert place.options() == {
         "nproc_per_node": "8",
         "run_id": "slurm-42.0",
@@ -115,8 +115,8 @@ def test_a_job_array():
 
 
 def test_a_node_whose_name_has_dots_has_no_label_rather_than_a_wrong_one():
-    assert discover(STEP | {"SLURM_TOPOLOGY_ADDR": "top.leaf0.n2.cluster"}).leaf == ""
-    assert discover(STEP | {"SLURM_TOPOLOGY_ADDR": "n2", "SLURM_TOPOLOGY_ADDR_PATTERN": "node"}).leaf == ""
+    assert discover(STEP | {"SLURM_TOPOLOGY_ADDR": "top.leaf0.n2.cluster"}).failure_domain == ""
+    assert discover(STEP | {"SLURM_TOPOLOGY_ADDR": "n2", "SLURM_TOPOLOGY_ADDR_PATTERN": "node"}).failure_domain == ""
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ def test_a_state_comes_back_as_it_was():
         capture_interval=1,
         seats=(Seat(0, owner=3, held=frozenset({1, 2}), copies={"n1": frozenset({1})}), Seat(1)),
         members={3: Member(3, "n0", MemberPhase.RUNNING, 0.5, rank=0)},
-        leaves={"n0": ""},
+        failure_domains={"n0": ""},
         buddies=(("n1",), ()),
     )
     assert typed.Decoder(State, "a state").decode(typed.to_json(state)) == state

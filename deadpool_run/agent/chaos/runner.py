@@ -11,6 +11,7 @@ from deadpool_run.agent.console import tell
 from deadpool_run.coordinator.tasks import Tasks
 from deadpool_run.core.effects import Incident
 from deadpool_run.core.injection import KillHow, Slowness
+from deadpool_run.text import counted
 from deadpool_run.view.client import ControlRefusedError
 from deadpool_run.view.health import Status
 from deadpool_run.view.victims import REPAIRED_IN, Victims
@@ -168,7 +169,7 @@ class Chaos:
 def verdict_line(verdict: Mapping[str, Any], cost: Mapping[str, float], reason: str) -> str:
     """Return the verdict as a line for the user. `cost` is the entry of that name in the status object."""
     hows = ", ".join(f"{count} {how}" for how, count in sorted(verdict["hows"].items()))
-    parts = [f"{_count(verdict['injected'], 'fault')} injected{f' ({hows})' if hows else ''}"]
+    parts = [f"{counted(verdict['injected'], 'fault')} injected{f' ({hows})' if hows else ''}"]
     for name, text in (
         ("repaired", "repaired in place"),
         ("restarted", "answered by a restart of the world"),
@@ -179,7 +180,7 @@ def verdict_line(verdict: Mapping[str, Any], cost: Mapping[str, float], reason: 
         if verdict[name]:
             parts.append(f"{verdict[name]} {text}")
     parts += [
-        f"{_count(int(cost['steps_repeated']), 'step')} repeated",
+        f"{counted(int(cost['steps_repeated']), 'step')} repeated",
         f"{cost['lost_s']:.1f} s lost",
         f"goodput {100 * cost['goodput']:.1f} %",
     ]
@@ -187,7 +188,3 @@ def verdict_line(verdict: Mapping[str, Any], cost: Mapping[str, float], reason: 
         "the run survived" if verdict["survived"] else f"the run ended with exit code {verdict['exit_code']}: {reason}"
     )
     return f"chaos (seed {verdict['seed']}): {', '.join(parts)}; {end}"
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"

@@ -7,8 +7,9 @@ from typing import Protocol
 from deadpool_run.agent.chaos.runner import Chaos, verdict_line
 from deadpool_run.agent.console import tell
 from deadpool_run.agent.node.node import LocalNode
-from deadpool_run.agent.observers.repair_command import Parent, RepairCommand, incident_environment
+from deadpool_run.agent.observers.repair_command import RepairCommand, incident_environment
 from deadpool_run.agent.observers.samples import Samples
+from deadpool_run.agent.processes.forkserver import ForkServer
 from deadpool_run.agent.records.logs import Logs
 from deadpool_run.agent.records.user_log import UserLog
 from deadpool_run.agent.spec import LaunchSpec
@@ -39,7 +40,7 @@ class Metrics(Protocol):
 class Observers:
     """The observers of one leader, in the running loop."""
 
-    def __init__(self, spec: LaunchSpec, output: Logs, job: ObservedJob, parent: Parent, *, was_led: bool) -> None:
+    def __init__(self, spec: LaunchSpec, output: Logs, job: ObservedJob, parent: ForkServer, *, was_led: bool) -> None:
         """`was_led`: another agent has led this run before."""
         self._spec, self._job = spec, job
         self._log = UserLog(spec, output, was_led=was_led, clock=asyncio.get_running_loop().time)

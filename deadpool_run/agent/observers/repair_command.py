@@ -10,10 +10,10 @@ import signal
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
 
 from deadpool_run.agent.console import tell
-from deadpool_run.agent.processes.children import Exit, Process
+from deadpool_run.agent.processes.children import Exit
+from deadpool_run.agent.processes.forkserver import ForkServer
 from deadpool_run.agent.records.incident_line import short_line, total_s
 from deadpool_run.coordinator.sink import Sink
 from deadpool_run.core.effects import Incident
@@ -23,19 +23,6 @@ LIMIT_S = 60.0
 """Time limit for the command."""
 _MOST_WAITING = 16
 _NOT_PASSED_ON = ("DEADPOOL_TOKEN",)
-
-
-class Parent(Protocol):
-    """The reaper of this process's children."""
-
-    def expect(self) -> None:
-        """Leave unknown children alone until `adopt` or `unexpect`: a child is being created."""
-
-    def unexpect(self) -> None:
-        """Reap unknown children again: no child was created."""
-
-    def adopt(self, pid: int, on_exit: Callable[[Exit], None]) -> Process:
-        """Watch the child, which leads its own process group."""
 
 
 def incident_environment(incident: Incident, run_id: str, run_dir: Path) -> dict[str, str]:
@@ -58,7 +45,7 @@ def incident_environment(incident: Incident, run_id: str, run_dir: Path) -> dict
 class RepairCommand:
     """The command of one run, in the running loop. A thread starts it, because the disk with the program may hang."""
 
-    def __init__(self, command: Sequence[str], parent: Parent, outer: Mapping[str, str]) -> None:
+    def __init__(self, command: Sequence[str], parent: ForkServer, outer: Mapping[str, str]) -> None:
         """`outer` is the environment that the command inherits."""
         self._command, self._parent = tuple(command), parent
         self._outer = {name: value for name, value in outer.items() if name not in _NOT_PASSED_ON}

@@ -1,10 +1,14 @@
 """The lines that report a repair to the user: a short one, and one with all phases; and its fields for programs. Pure."""
 
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
-from deadpool_run.core.effects import Incident, Loss
+from deadpool_run.core.effects import PHASES, Incident, Loss
 from deadpool_run.text import counted
+
+PARTS = tuple(name.replace("_", " ") for name in PHASES)
+"""The parts of a repair, in words."""
 
 
 def incident_line(incident: Incident) -> str:
@@ -12,24 +16,24 @@ def incident_line(incident: Incident) -> str:
 
     Parts overlap, as a replacement rehearses while survivors drain. Each is shown with what it adds to the total.
     """
-    detected_s = incident.detected_s or 0.0
-    milestones = (
-        ("promoted", incident.promoted_s),
-        ("drained", incident.drained_s),
-        ("rehearsed", incident.rehearsed_s),
-        ("restored", incident.restored_s),
-        ("attached", incident.attached_s),
-        ("first step", incident.first_step_s),
-    )
-    parts = [] if incident.detected_s is None else [f"detected {_ms(detected_s)}"]
-    reached_s = 0.0
-    for name, after_s in milestones:
-        parts.append(f"{name} {_ms(max(0.0, after_s - reached_s))}")
-        reached_s = max(reached_s, after_s)
+    times = dict(parts_of(incident))
+    if incident.detected_s is None:
+        del times["detected"]
+    first, *others = (f"{name} {_ms(seconds)}" for name, seconds in times.items())
     return (
-        f"{'; '.join(_loss(loss) for loss in incident.losses)}: {parts[0]} ms, {', '.join(parts[1:])}, "
-        f"total {_ms(detected_s + reached_s)} ms; {_resumed(incident)}"
+        f"{'; '.join(_loss(loss) for loss in incident.losses)}: {first} ms, {', '.join(others)}, "
+        f"total {_ms(sum(times.values()))} ms; {_resumed(incident)}"
     )
+
+
+def parts_of(incident: Incident) -> Iterator[tuple[str, float]]:
+    """Yield the parts of a repair, each with the seconds that it adds to the total."""
+    yield PARTS[0], incident.detected_s or 0.0
+    reached_s = 0.0
+    for part, name in zip(PARTS[1:], PHASES[1:], strict=True):
+        after_s: float = getattr(incident, f"{name}_s")
+        yield part, max(0.0, after_s - reached_s)
+        reached_s = max(reached_s, after_s)
 
 
 def short_line(incident: Incident) -> str:

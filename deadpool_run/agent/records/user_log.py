@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import assert_never
 
 from deadpool_run.agent.console import announcement, report_request, tell
-from deadpool_run.agent.records.incident_line import incident_fields, incident_line, short_line
+from deadpool_run.agent.records.incident_line import incident_fields, incident_line, short_line, total_s
 from deadpool_run.agent.records.logs import Logs
 from deadpool_run.agent.spec import LaunchSpec
 from deadpool_run.coordinator.address import JOURNAL_NAME
@@ -33,7 +33,7 @@ class Cost:
         """Count a repair, or only the time of a planned move. `step_s` is the time of a step."""
         self.repairs += not incident.planned
         self.steps_repeated += incident.steps_repeated
-        self.lost_s += (incident.detected_s or 0.0) + incident.first_step_s
+        self.lost_s += total_s(incident)
         self.lost_s += max(0, incident.steps_repeated - 1) * step_s
 
     def goodput(self, up_s: float) -> float:

@@ -59,7 +59,7 @@ class Discovery:
     """Addresses or names of the first node of the step, the best first."""
     gpus: int
     """GPUs of this node; 0 if the job asked for none, or if Slurm does not say."""
-    leaf: str
+    failure_domain: str
     """The switches above this node, from the top, joined by dots; empty if they are unknown."""
 
     @property
@@ -87,7 +87,7 @@ class Discovery:
         found |= {"run_id": self.run_id, "nnodes": str(len(self.step.nodes))}
         if len(self.step.nodes) > 1:
             found |= {"node_rank": str(self.step.index), "rdzv_endpoint": self.endpoint, "node_name": self.name}
-            found |= {"topology": self.leaf} if self.leaf else {}
+            found |= {"topology": self.failure_domain} if self.failure_domain else {}
         return found
 
     def array_options(self) -> dict[str, str]:
@@ -97,7 +97,7 @@ class Discovery:
         """
         assert self.array is not None
         found = {"run_id": f"slurm-{self.array.job_id}", "node_name": self.name}
-        found |= {"topology": self.leaf} if self.leaf else {}
+        found |= {"topology": self.failure_domain} if self.failure_domain else {}
         return found | ({"nproc_per_node": str(self.gpus)} if self.gpus else {})
 
 
@@ -119,7 +119,7 @@ def discover(environment: Mapping[str, str]) -> Discovery | None:
         array=_array(environment),
         first_host=_first_host(environment, nodes, step),
         gpus=_number(environment, "SLURM_GPUS_ON_NODE"),
-        leaf=_leaf(environment),
+        failure_domain=_failure_domain(environment),
     )
 
 
@@ -167,7 +167,7 @@ def _first_host(environment: Mapping[str, str], nodes: tuple[str, ...], step: Sl
     return (launcher, first) if in_batch else (first, launcher)
 
 
-def _leaf(environment: Mapping[str, str]) -> str:
+def _failure_domain(environment: Mapping[str, str]) -> str:
     """Return the switches of `top.leaf1.n3` whose pattern is `switch.switch.node`."""
     kinds = environment.get("SLURM_TOPOLOGY_ADDR_PATTERN", "").split(".")
     parts = environment.get("SLURM_TOPOLOGY_ADDR", "").split(".")

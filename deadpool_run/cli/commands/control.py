@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from deadpool_run.agent.console import tell
+from deadpool_run.cli.commands.confirm import confirmed
 from deadpool_run.cli.options.resolve import duration_s
 from deadpool_run.cli.runs.find import Run, RunDir, RunId, RunState, connect_run, find_run, run_at
 from deadpool_run.errors import NoSuchRunError, UsageError
@@ -40,8 +41,8 @@ def stop(
                 f"run {run.name} is not stopped: it has no --durable, so its progress would be lost\n"
                 "stop it without --save, or start it with --durable DIR"
             )
-        if sys.stdin.isatty() and sys.stderr.isatty() and not yes:
-            typer.confirm(f"Stop run {run.name}?", abort=True, err=True)
+        if not yes:
+            confirmed(f"Stop run {run.name}?")
         client.ask({"do": "stop"})
     sys.stdout.write(f"run {run.name} is stopping\n")
     if wait_for_end:

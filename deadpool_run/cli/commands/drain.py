@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from deadpool_run.agent.console import tell
+from deadpool_run.cli.commands.confirm import confirmed
 from deadpool_run.cli.runs.find import RunDir, RunId, connect_run
 from deadpool_run.errors import UsageError
 from deadpool_run.view.client import ControlClient, ControlRefusedError
@@ -28,8 +29,8 @@ def drain(
         status: Status = client.ask({"do": "status"})
         is_rank = target.isdecimal() and target not in {node.get("name") for node in status.get("nodes", ())}
         what = f"rank {target}" if is_rank else f"node {target}"
-        if sys.stdin.isatty() and sys.stderr.isatty() and not yes:
-            typer.confirm(f"Drain {what} of {client.run_dir.name}?", abort=True, err=True)
+        if not yes:
+            confirmed(f"Drain {what} of {client.run_dir.name}?")
         try:
             asked = client.ask({"do": "drain", **({"rank": int(target)} if is_rank else {"node": target})})
         except ControlRefusedError as refusal:

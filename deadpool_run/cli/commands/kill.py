@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from deadpool_run.agent.console import tell
+from deadpool_run.cli.commands.confirm import confirmed
 from deadpool_run.cli.options.fault_kind import KINDS, SLOW_S, fault_kind
 from deadpool_run.cli.options.resolve import duration_s
 from deadpool_run.cli.runs.find import RunDir, RunId, connect_run
@@ -103,11 +104,7 @@ def _agree(what: str, status: Status, *, spare: bool, yes: bool) -> None:
     """Ask on a terminal. Elsewhere refuse what would end the job, unless --yes is there."""
     if not spare and not ready_spares(status):
         tell("no spare is ready: the rank will be started again")
-    if yes:
-        return
-    if sys.stdin.isatty() and sys.stderr.isatty():
-        typer.confirm(f"Kill {what}?", abort=True, err=True)
-    elif not spare and status.get("phase") not in REPAIRED_IN:
+    if not yes and not confirmed(f"Kill {what}?") and not spare and status.get("phase") not in REPAIRED_IN:
         raise UsageError(
             f"the job is not protected now ({status.get('phase')}): the loss would start it again, or end it\n"
             "wait until `deadpool-run status` shows it running, or add --yes"

@@ -81,31 +81,40 @@ def events(
 
     if not find() and not following:
         raise NoSuchRunError(f"{run.path}: there is no journal\n`deadpool-run ls` lists the runs of this machine")
-    for path in find():
-        if len(find()) > 1:
+    journals: dict[Path, _Journal] = {}
+    shown: Path | None = None
+    for path, line in follow(find, lambda: _has_ended(run), wait=following):
+        if path != shown and len(find()) > 1:
             tell(str(path))
-        for text in _entry_lines(_lines(path, run, following=following), _started(path), as_json=as_json):
+        shown = path
+        for text in journals.setdefault(path, _Journal(path, as_json=as_json)).lines(line):
             sys.stdout.write(f"{text}\n")
-            if following:
-                sys.stdout.flush()
+        if following:
+            sys.stdout.flush()
 
 
-def _lines(path: Path, run: Run, *, following: bool) -> Iterator[str]:
-    return (line for _, line in follow(lambda: [path], lambda: _has_ended(run), wait=following))
+class _Journal:
+    """A leader's journal, as printed lines."""
 
+    def __init__(self, path: Path, *, as_json: bool) -> None:
+        from deadpool_run.cli.runs.events import Clock  # noqa: PLC0415 - a launch does without the core until then
 
-def _entry_lines(lines: Iterator[str], started: datetime | None, *, as_json: bool) -> Iterator[str]:
-    from deadpool_run.cli.runs.events import entries, texts, timed  # noqa: PLC0415 - as above
+        self._clock = Clock(_started(path))
+        self._as_json = as_json
 
-    for at, entry in timed(entries(lines), started):
-        found = list(texts(entry))
-        if as_json:
-            yield json.dumps(
-                {"time": None if at is None else at.isoformat(timespec="milliseconds"), "texts": found, **entry}
-            )
-        else:
-            clock = "-" if at is None else at.astimezone().strftime("%H:%M:%S.%f")[:12]
-            yield from (f"{clock}  {text}" for text in found)
+    def lines(self, line: str) -> Iterator[str]:
+        """Yield the lines for the next one of the journal."""
+        from deadpool_run.cli.runs.events import entries, texts  # noqa: PLC0415 - as above
+
+        for entry in entries([line]):
+            at, found = self._clock.time_of(entry), list(texts(entry))
+            if self._as_json:
+                yield json.dumps(
+                    {"time": None if at is None else at.isoformat(timespec="milliseconds"), "texts": found, **entry}
+                )
+            else:
+                clock = "-" if at is None else at.astimezone().strftime("%H:%M:%S.%f")[:12]
+                yield from (f"{clock}  {text}" for text in found)
 
 
 def _started(journal: Path) -> datetime | None:

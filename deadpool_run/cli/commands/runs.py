@@ -13,6 +13,7 @@ import typer
 
 from deadpool_run.agent.console import tell
 from deadpool_run.agent.records.old_runs import ended_runs, remove_run
+from deadpool_run.cli.commands.confirm import confirmed
 from deadpool_run.cli.options.machine import state_dir
 from deadpool_run.cli.options.resolve import duration_s
 from deadpool_run.cli.runs.find import Run, RunState, all_runs, run_at
@@ -66,10 +67,8 @@ def prune(
     if not found or dry_run:
         tell(f"{runs} would be removed" if found else "no ended run to remove")
         return
-    if not yes:
-        if not (sys.stdin.isatty() and sys.stderr.isatty()):
-            raise UsageError(f"{runs} would be removed\nadd --yes to remove without a question")
-        typer.confirm(f"Remove {runs}, with their logs?", abort=True, err=True)
+    if not yes and not confirmed(f"Remove {runs}, with their logs?"):
+        raise UsageError(f"{runs} would be removed\nadd --yes to remove without a question")
     for path in found:
         try:
             remove_run(path)

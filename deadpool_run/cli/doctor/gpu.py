@@ -17,6 +17,7 @@ from typing import Any
 from deadpool_run.agent.console import installed_version
 from deadpool_run.cli.check.run import end_of
 from deadpool_run.cli.doctor.findings import Finding, Grade
+from deadpool_run.core.effects import PHASES
 from deadpool_run.text import size
 
 LAYOUTS = ("ddp", "fsdp2")
@@ -35,7 +36,6 @@ COLUMNS = (
 _FATAL_STEP = 20
 _LINES_SHOWN = 15
 _END_S = 30.0
-_PHASES = ("detected", "drained", "promoted", "rehearsed", "restored", "attached", "first_step")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class _Layout:
         except (_FailedError, ValueError) as error:
             return Measured(Finding(Grade.BAD, self.layout, str(error)), "")
         is_exact = [each["digest"] for each in killed] == [each["digest"] for each in unfailed]
-        phases = {name: incident[f"{name}_s"] for name in _PHASES if incident.get(f"{name}_s") is not None}
+        phases = {name: incident[f"{name}_s"] for name in PHASES if incident.get(f"{name}_s") is not None}
         seconds, peak = max(phases.values()), max(each["peak_bytes"] for each in killed)
         step, base = unfailed[0]["step_ms"], theirs[0]["step_ms"]
         text = (

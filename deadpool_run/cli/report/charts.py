@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator, Sequence
 
+from deadpool_run.agent.records.incident_line import PARTS
 from deadpool_run.cli.report.history import History, RepairRecord, Sample, Tenure, thinned
 from deadpool_run.cli.report.svg import Frame, Scale, clock, drawing, element, path, text, ticks
 from deadpool_run.text import size
 
 WIDTH = 960.0
-PHASES = ("detected", "promoted", "drained", "rehearsed", "restored", "attached", "first step")
 MOST_POINTS = 600
 MOST_BARS = 160
 MOST_ROWS = 64
@@ -132,7 +132,7 @@ def _bar(repair: RepairRecord, left: float, width: float, y: Scale) -> Iterator[
                 y=top,
                 width=width,
                 height=bottom - top - gap,
-                class_=f"p{PHASES.index(name) + 1}",
+                class_=f"p{PARTS.index(name) + 1}",
             )
         reached += seconds
     if reached * _PER_MS > y.most:

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from deadpool_run.agent.records.incident_line import total_s
+from deadpool_run.agent.records.incident_line import parts_of, total_s
 from deadpool_run.agent.records.user_log import Cost
-from deadpool_run.cli.runs.events import entries, journals_of
+from deadpool_run.cli.runs.events import FAULTS, entries, fault_text, journals_of
 from deadpool_run.cli.runs.find import Run
 from deadpool_run.coordinator.address import SAMPLES_NAME
 from deadpool_run.core.effects import Incident
@@ -63,13 +63,7 @@ class RepairRecord:
 
     def parts(self) -> Iterator[tuple[str, float]]:
         """Yield the parts, each with the seconds that it adds to the total."""
-        incident = self.incident
-        yield "detected", incident.detected_s or 0.0
-        reached = 0.0
-        for name in ("promoted", "drained", "rehearsed", "restored", "attached", "first_step"):
-            after: float = getattr(incident, f"{name}_s")
-            yield name.replace("_", " "), max(0.0, after - reached)
-            reached = max(reached, after)
+        yield from parts_of(self.incident)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +167,8 @@ class _Reader:
         self._nodes: dict[int, str] = {}
         self._now: float | None = None
         self._began: float | None = None
+        self._inherited: dict[int, int] = {}
+        """Ranks by worker, which have them since before the journal."""
 
     def header(self, line: str) -> None:
         """Read the first line of a journal. A later leader's first line has the owners of the ranks."""
@@ -185,8 +181,6 @@ class _Reader:
             for rank, seat in enumerate(state.get("seats") or ())
             if seat.get("owner") is not None and int(seat["owner"]) not in self._open
         }
-
-    _inherited: dict[int, int] = {}  # noqa: RUF012 - replaced, never changed
 
     def entry(self, entry: Mapping[str, Any]) -> None:
         """Read the next line."""
@@ -213,8 +207,8 @@ class _Reader:
                 self._end(int(event["worker"]), now, _exit(event))
             case "SetupCompleted" if worker in self._open:
                 self._open[int(event["worker"])].set_up = now
-            case "KillRequested" | "SlowRequested" | "AgentKillRequested":
-                self._note(now, "kill", *_fault(event))
+            case str(kind) if kind in FAULTS:
+                self._note(now, "kill", fault_text(event), event.get("rank") if event.get("spare") is None else None)
             case "NodeLost":
                 self._note(now, "node", f"node {event.get('node')} was lost: {event.get('reason')}")
             case "NodesLost":
@@ -277,20 +271,6 @@ class _Reader:
             tenure.began -= began
             tenure.set_up = None if tenure.set_up is None else tenure.set_up - began
             tenure.ended = None if tenure.ended is None else tenure.ended - began
-
-
-def _fault(event: Mapping[str, Any]) -> tuple[str, int | None]:
-    """Return an injected fault in words, and the rank that it hits, if it is one."""
-    rank, spare = event.get("rank"), event.get("spare")
-    match event["type"]:
-        case "AgentKillRequested":
-            return f"the agent of node {event.get('node')} gets sigkill", None
-        case "SlowRequested":
-            return f"rank {rank} is slowed {event.get('factor')} times for {event.get('for_s')} s", rank
-        case _ if spare is not None:
-            return f"spare worker {spare} gets {event.get('how')}", None
-        case _:
-            return f"rank {rank} gets {event.get('how')}", rank
 
 
 def _exit(event: Mapping[str, Any]) -> str:

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from html import escape
 from typing import Any
 
+from deadpool_run.agent.records.incident_line import PARTS
 from deadpool_run.cli.report import charts
 from deadpool_run.cli.report.history import History, RepairRecord
 from deadpool_run.cli.report.svg import clock
@@ -124,7 +125,7 @@ def _sections(history: History) -> Iterator[str]:
     )
     note = "A dashed line is a loss. A dot at the top is a step beyond the axis."
     yield _section("Step times", note, charts.step_times(history))
-    parts = tuple((f"p{number + 1}", name) for number, name in enumerate(charts.PHASES))
+    parts = tuple((f"p{number + 1}", name) for number, name in enumerate(PARTS))
     more = len(history.repairs) - charts.MOST_BARS
     note = "Each part is what it adds to the total, as parts overlap. A bar with a number goes beyond the axis."
     yield _section(
@@ -162,7 +163,7 @@ def _incidents(history: History) -> str:
     if not history.repairs:
         return "<h2>Incidents</h2><p>No rank was lost.</p>"
     shown = history.repairs[-_MOST_INCIDENTS:]
-    names = "".join(f'<th class="n">{name}</th>' for name in charts.PHASES)
+    names = "".join(f'<th class="n">{name}</th>' for name in PARTS)
     rows = "".join(_incident(repair) for repair in shown)
     left_out = len(history.repairs) - len(shown)
     note = f"<p class=muted>The last {len(shown)} of {len(history.repairs)}.</p>" if left_out else ""

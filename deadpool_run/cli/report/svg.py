@@ -9,6 +9,7 @@ from deadpool_run.text import printable
 
 _SECONDS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400)
 _MOST_TICKS = 8
+_TICKS = 4
 
 
 def element(name: str, content: str = "", title: str = "", **attributes: object) -> str:
@@ -56,11 +57,11 @@ class Scale:
         return self.begin + share * (self.end - self.begin)
 
 
-def ticks(most: float, wanted: int = 4) -> list[float]:
+def ticks(most: float) -> list[float]:
     """Return round numbers from 0 to the first that is not below `most`."""
     if most <= 0:
         return [0.0, 1.0]
-    raw = most / wanted
+    raw = most / _TICKS
     magnitude = 10.0 ** math.floor(math.log10(raw))
     step = next(factor * magnitude for factor in (1, 2, 2.5, 5, 10) if factor * magnitude >= raw * 0.999)
     return [number * step for number in range(math.ceil(most / step - 1e-9) + 1)]

@@ -32,11 +32,10 @@ _EVENTS: Mapping[str, str] = {
     "CollectiveFailed": "a collective of worker {worker} failed: {message}",
     "LoopFinished": "worker {worker} completed its last step, {version}",
     "WorkerHung": "worker {worker} hangs: {reason}",
-    "KillRequested": "a user kills rank {rank} ({how})",
-    "SlowRequested": "a user slows rank {rank} {factor} times for {for_s} s",
-    "AgentKillRequested": "a user kills the agent of node {node}",
 }
 """Texts of events. Other events are not shown."""
+FAULTS = frozenset({"KillRequested", "SlowRequested", "AgentKillRequested"})
+"""Events that inject a fault."""
 _EFFECTS: Mapping[str, str] = {
     "AssignRank": "worker {worker} takes rank {rank} in epoch {epoch}",
     "ReEnter": "worker {worker} runs its script again",
@@ -49,7 +48,14 @@ _EFFECTS: Mapping[str, str] = {
 def journals_of(run_dir: Path) -> list[Path]:
     """Return the journals of a run that are on this machine, those of all leaders, the oldest first."""
     found = {*run_dir.glob(JOURNALS), *run_dir.glob(f"node-*/{JOURNALS}")}
-    return sorted(found, key=lambda path: path.stat().st_ctime)
+    return sorted(found, key=_changed_at)
+
+
+def _changed_at(path: Path) -> float:
+    try:
+        return path.stat().st_ctime
+    except FileNotFoundError:  # another launch removes it
+        return 0.0
 
 
 def entries(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
@@ -63,18 +69,21 @@ def entries(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
             yield found
 
 
-def timed(
-    found: Iterable[dict[str, Any]], started: datetime | None
-) -> Iterator[tuple[datetime | None, dict[str, Any]]]:
-    """Yield each entry with its time of day. The journal has a clock of its own, whose first time is that of the start."""
-    first: float | None = None
-    at: datetime | None = None
-    for entry in found:
+class Clock:
+    """The time of day of a journal's entries. They have a clock of their own, whose first time is that of the start."""
+
+    def __init__(self, started: datetime | None) -> None:
+        self._started = started
+        self._first: float | None = None
+        self._at: datetime | None = None
+
+    def time_of(self, entry: Mapping[str, Any]) -> datetime | None:
+        """Return the time of the next entry, if it is known."""
         now = entry.get("now")
-        if isinstance(now, int | float) and started is not None:
-            first = float(now) if first is None else first
-            at = started + timedelta(seconds=now - first)
-        yield at, entry
+        if isinstance(now, int | float) and self._started is not None:
+            self._first = float(now) if self._first is None else self._first
+            self._at = self._started + timedelta(seconds=now - self._first)
+        return self._at
 
 
 def texts(entry: Mapping[str, Any]) -> Iterator[str]:
@@ -87,10 +96,24 @@ def texts(entry: Mapping[str, Any]) -> Iterator[str]:
         yield f"worker {event.get('worker')} {describe_exit(event.get('code'), event.get('signal'))}"
     elif event.get("type") == "NodesLost":
         yield from (_filled(_EVENTS["NodeLost"], each) for each in event.get("losses", ()))
+    elif event.get("type") in FAULTS:
+        yield printable(fault_text(event))
     elif event.get("type") in _EVENTS:
         yield _filled(_EVENTS[event["type"]], event)
     for effect in entry.get("effects") or ():
         yield from _effect_texts(effect)
+
+
+def fault_text(event: Mapping[str, Any]) -> str:
+    """Return an injected fault in words."""
+    rank, spare = event.get("rank"), event.get("spare")
+    match event.get("type"):
+        case "AgentKillRequested":
+            return f"the agent of node {event.get('node')} gets sigkill"
+        case "SlowRequested":
+            return f"rank {rank} is slowed {event.get('factor')} times for {event.get('for_s')} s"
+        case _:
+            return f"{f'rank {rank}' if spare is None else f'spare worker {spare}'} gets {event.get('how')}"
 
 
 def _effect_texts(effect: Mapping[str, Any]) -> Iterator[str]:

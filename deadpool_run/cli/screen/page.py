@@ -6,7 +6,7 @@ from datetime import datetime
 from io import StringIO
 
 import msgspec
-from rich.console import Console, RenderableType
+from rich.console import Console, OverflowMethod, RenderableType
 from rich.text import Text
 
 from deadpool_run.agent.records.incident_line import short_line
@@ -110,8 +110,8 @@ def _head(status: Status, now: datetime) -> list[Text]:
     return [first, *(_one_line(line) for line in rest)]
 
 
-def _one_line(text: Text) -> Text:
-    text.no_wrap, text.overflow = True, "ellipsis"
+def _one_line(text: Text, overflow: OverflowMethod = "ellipsis") -> Text:
+    text.no_wrap, text.overflow = True, overflow
     return text
 
 
@@ -134,7 +134,7 @@ def _ranks(state: ScreenState, room: int, paint: _Painter) -> list[str]:
     for rank, row in zip(shown, cells[state.top : state.top + state.page], strict=True):
         style = "reverse" if rank["rank"] == state.selected else "" if is_calm(rank) else "yellow"
         lines.append(Text(_row(row, columns, layout), style=style))
-    table_lines = paint([_cut(line) for line in lines], room)
+    table_lines = paint([_one_line(line, "crop") for line in lines], room)
     filler = [""] * max(0, state.page - len(shown))
     return [*above, "", *table_lines, *filler, *paint(below, len(below))]
 
@@ -155,11 +155,6 @@ def _row(cells: Sequence[str], columns: Sequence[str], layout: Mapping[str, int]
         for cell, name in zip(cells, columns, strict=True)
         if name in layout
     )
-
-
-def _cut(text: Text) -> Text:
-    text.no_wrap, text.overflow = True, "crop"
-    return text
 
 
 def _repairs(status: Status) -> list[Text]:
@@ -203,4 +198,4 @@ def _footer(state: ScreenState, columns: int) -> Text:
 
 
 def _bar(text: str, columns: int, style: str) -> Text:
-    return _cut(Text(text.ljust(columns)[:columns], style=style))
+    return _one_line(Text(text.ljust(columns)[:columns], style=style), "crop")

@@ -17,10 +17,8 @@ from deadpool_run.core.copies.parity_groups import Group
 from deadpool_run.core.decision import Decision
 from deadpool_run.core.settings import Settings
 from deadpool_run.core.state import NodeRecord, State
-from deadpool_run.core.transitions import JobPhase
 from deadpool_run.ids import NodeId, Rank
 
-_COPIED_IN = frozenset({JobPhase.UNPROTECTED, JobPhase.RUNNING})
 _FEW = 64
 """Up to this many nodes with the same parameters are sorted for each rank. More are found fast enough among all nodes."""
 
@@ -32,13 +30,13 @@ def committed(decision: Decision, event: ev.SnapshotCommitted) -> None:
         return
     state.committed = True
     _note_cover(decision)
-    if state.phase in _COPIED_IN:
+    if state.phase in shortages.COPIED_IN:
         state.former_buddies = ()  # the present ones have all that these hold
 
 
 def is_exposed(settings: Settings, state: State) -> bool:
     """Tell whether ranks may lack copies after the loss of a node, although there are enough nodes."""
-    if state.exposed_at is None or state.phase not in _COPIED_IN:
+    if state.exposed_at is None or state.phase not in shortages.COPIED_IN:
         return False
     return bool(state.buddies) and all(len(holders) >= settings.replicas for holders in state.buddies)
 
@@ -68,7 +66,7 @@ def _note_cover(decision: Decision) -> None:
 def update(decision: Decision) -> None:
     """Order copies to the nodes that should hold them now. During a repair the buddies stay as they were."""
     state = decision.state
-    if state.phase not in _COPIED_IN or _is_up_to_date(decision):
+    if state.phase not in shortages.COPIED_IN or _is_up_to_date(decision):
         return
     chosen, groups = arrange(decision.settings, state)
     state.refused_at = None
@@ -124,7 +122,7 @@ def _is_up_to_date(decision: Decision) -> bool:
     # Then every rank has reported which others hold the same parameters.
     sealed_now = not decision.all_sealed_before and not state.seat_counters.unsealed
     return (
-        decision.phase_before in _COPIED_IN
+        decision.phase_before in shortages.COPIED_IN
         and state.buddies_told
         and not (changes.joined or changes.nodes_lost or changes.placement or changes.shortages or sealed_now)
     )

@@ -14,7 +14,8 @@ TOGETHER_S, TOGETHER_A_RANK_S = 0.5, 100e-6
 FIRST_WAIT_S = 60.0
 MAX_WAIT_S = 3600.0
 """A node is tried again after a wait, which doubles with each try in vain: a try sends snapshots."""
-_COPIED_IN = frozenset({JobPhase.UNPROTECTED, JobPhase.RUNNING})
+COPIED_IN = frozenset({JobPhase.UNPROTECTED, JobPhase.RUNNING})
+"""Snapshots are copied in these phases."""
 
 
 def is_buddy(state: State, node: NodeId, rank: Rank) -> bool:
@@ -56,7 +57,7 @@ def taken(decision: Decision, event: ev.RefusedCopyTaken) -> None:
 
 def next_deadline(state: State) -> float | None:
     """Return when `avoid` is due; None if no node lacks memory, or nothing is copied."""
-    return min(_deadlines(state), default=None) if state.phase in _COPIED_IN else None
+    return min(_deadlines(state), default=None) if state.phase in COPIED_IN else None
 
 
 def _deadlines(state: State) -> Iterator[float]:

@@ -91,7 +91,8 @@ class SharedCheckpoint:
     def _write_parts(self, order: TakeStep) -> int:
         places = write.places_of(self._items, self._results(order))
         parts = [write.part_of(copy, self._owners, places) for copy in self._copies]
-        stamps = [write.write_part(storage_at(order.target), _unfinished(order), part) for part in parts]
+        storage = storage_at(order.target)
+        stamps = [write.write_part(storage, _unfinished(order), part) for part in parts]
         self._put_result(order, {"stamps": stamps})
         return sum(stamp.nbytes for stamp in stamps)
 

@@ -24,14 +24,14 @@ NO_PLAIN: dict[str, Any] = {"state": {}, "shared": {}}
 """`OptimizerState.plain` of an optimizer that keeps only tensors."""
 
 
-def is_wrapper(obj: object) -> bool:
+def is_optimizer_wrapper(obj: object) -> bool:
     """Return whether an object has an optimizer's interface, but has never been initialized as one."""
     return isinstance(obj, Optimizer) and _LAST_TABLE not in vars(obj)
 
 
 def wrapped(obj: Optimizer) -> list[Optimizer]:
     """Return the optimizers that a wrapper steps; of any other optimizer, this one."""
-    if not is_wrapper(obj):
+    if not is_optimizer_wrapper(obj):
         return [obj]
     inner = {id(each): each for each in vars(obj).values() if isinstance(each, Optimizer) and each is not obj}
     return [found for each in inner.values() for found in wrapped(each)]

@@ -1,9 +1,4 @@
-"""The protected objects by name, and their tensors.
-
-Parameters and optimizer state change only inside `optimizer.step()`; everything else may change at any time. References
-to parameters are taken once, when the module is protected: `named_parameters()` changes as FSDP2 gathers and frees shards,
-but the sharded parameters themselves stay.
-"""
+"""The protected objects by name, and their tensors."""
 
 from collections.abc import Collection, Iterable, Iterator
 from itertools import chain

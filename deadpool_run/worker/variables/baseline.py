@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from typing import Any
 
-from deadpool_run.worker.variables.left_alone import digest_of
+from deadpool_run.worker.variables.left_alone import fingerprint_of
 from deadpool_run.worker.variables.modules import LEAVES
 from deadpool_run.worker.variables.scopes import Scope
 from deadpool_run.worker.variables.values.functions import CODE
@@ -31,7 +31,7 @@ class First:
     encoded: bytes = b""
     """The node, to compare with."""
     progress: str = ""
-    """`digest_of` an object that snapshots leave alone."""
+    """`fingerprint_of` an object that snapshots leave alone."""
 
 
 class Baseline:
@@ -73,7 +73,7 @@ class Baseline:
         """Yield the variables with objects that snapshots leave alone and that are not as at first, each with its progress."""
         now = scope.all()
         for name, first in self._left_alone[scope.name].items():
-            if name in now and (progress := digest_of(now[name])) != first:
+            if name in now and (progress := fingerprint_of(now[name])) != first:
                 yield name, progress
 
     def is_late(self, scope: str) -> bool:
@@ -106,7 +106,7 @@ class Baseline:
         except UnkeptDataError as error:
             return First(UNKEPT, Unkept(value, str(error), digest=True))
         except OpaqueError:
-            return First(OPAQUE, _weak(value), progress=digest_of(value))
+            return First(OPAQUE, _weak(value), progress=fingerprint_of(value))
 
 
 def _items_of(value: Any) -> Sequence[Any] | None:

@@ -36,7 +36,7 @@ _WELL_KNOWN = frozenset({*sys.stdlib_module_names, "torch", "numpy", _OURS})
 """Packages whose objects are looked after elsewhere, or refused when a step depends on them: iterators, loaders, queues."""
 
 
-def digest_of(value: Any) -> str:
+def fingerprint_of(value: Any) -> str:
     """Return a digest of the numbers and strings directly in an object, and of the sizes of its containers; empty for code and models."""
     kind = type(value)  # a proxy would run code if asked for more
     if issubclass(kind, _OTHER) or kind.__module__.partition(".")[0] in _WELL_KNOWN:

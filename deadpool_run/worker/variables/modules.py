@@ -153,7 +153,7 @@ def _is_trained(module: nn.Module) -> bool:
     return next(module.parameters(), None) is not None
 
 
-def parts_of(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+def submodules_of(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Yield a module and its submodules, each once, by path: `.layers.0` is in `.layers`."""
     return ((f".{path}" if path else "", each) for path, each in module.named_modules())
 

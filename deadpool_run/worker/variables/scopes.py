@@ -22,7 +22,7 @@ from deadpool_run.worker.process.frames import (
     set_local_variables,
 )
 from deadpool_run.worker.process.script_files import own_modules
-from deadpool_run.worker.state.optimizers import is_wrapper as is_wrapper_of_optimizer
+from deadpool_run.worker.state.optimizers import is_optimizer_wrapper
 from deadpool_run.worker.variables.children import Children
 from deadpool_run.worker.variables.library_objects import has_only_values
 from deadpool_run.worker.variables.modules import (
@@ -35,8 +35,8 @@ from deadpool_run.worker.variables.modules import (
     hooks_of,
     is_metric,
     is_wrapper,
-    parts_of,
     small_attributes_of,
+    submodules_of,
 )
 from deadpool_run.worker.variables.values.functions import (
     CODE,
@@ -106,7 +106,7 @@ class Scopes:
         objects, inside = [(f"protected {number}", each) for number, each in enumerate(protected)], list(parts)
         for name, each in (*objects, *inside):
             self.objects.add(name, each)
-            if isinstance(each, Optimizer) and not is_wrapper_of_optimizer(each):
+            if isinstance(each, Optimizer) and not is_optimizer_wrapper(each):
                 self.objects.add(f"{name}, state", each.state)
                 self.objects.add(f"{name}, groups", each.param_groups)
         self._functions: set[int] = set()
@@ -226,7 +226,7 @@ class Scopes:
             self._search(name, vars(value).items())
 
     def _has_attributes(self, value: Any) -> bool:
-        is_simple = is_own(type(value), self.modules) or is_wrapper_of_optimizer(value)
+        is_simple = is_own(type(value), self.modules) or is_optimizer_wrapper(value)
         return is_simple or has_only_values(value, self.is_scope)  # last, because it searches
 
     def _is_plain(self, value: dict[str, Any]) -> bool:
@@ -255,7 +255,7 @@ class Scopes:
             self._add_forward(type(owner))
         if isinstance(owner, nn.Module | Optimizer | Tensor):
             ignored = OF_MODULES if isinstance(owner, nn.Module) else OF_OPTIMIZERS
-            self._add_attributes(name, owner, () if is_wrapper_of_optimizer(owner) else ignored)
+            self._add_attributes(name, owner, () if is_optimizer_wrapper(owner) else ignored)
             for key, hook in hooks_of(owner):
                 self._look(f"{name}.{key}", hook)
         elif is_own(type(owner), self.modules):
@@ -291,7 +291,7 @@ class Scopes:
 
     def _add_module(self, name: str, module: nn.Module) -> None:
         """Add an unprotected module and its submodules."""
-        for path, each in parts_of(module):
+        for path, each in submodules_of(module):
             if self.is_scope(each):
                 continue
             self.objects.add(f"{name}{path}", each)
