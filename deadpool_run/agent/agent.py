@@ -111,7 +111,9 @@ class _Agent:
         if signal.SIGUSR1 not in spec.signals_to_handle:
             loop.add_signal_handler(signal.SIGUSR1, self._on_preemption_notice)
         loop.add_signal_handler(signal.SIGCHLD, self._forkserver.reap_strangers)
-        watch = None if spec.cluster is None else LoopWatch(_SLOW * spec.settings.node_timeout_s, tell)
+        watch = (
+            None if spec.cluster is None else LoopWatch(_SLOW * spec.settings.node_timeout_s, tell, self._while_late)
+        )
         try:
             if spec.keep_runs is not None:
                 old_runs.remove_in_background(spec.run_dir.parent, spec.keep_runs)
@@ -260,7 +262,7 @@ class _Agent:
                 tell(reason)
         except LostError as error:
             fenced, reason = True, str(error)
-            others = [(peer.address, peer.port) for peer in member.others()]
+            others = [(peer.address, peer.port) for peer in member.leadership.others()]
             self._former = rendezvous.Former(spec.run_id, (place.address, place.port), others)
             raise
         except Exception as error:
@@ -330,7 +332,7 @@ class _Agent:
 
     def _on_lost(self, reason: str) -> None:
         """End the job, or this machine's part in it: nothing can run here without a fork server or a store."""
-        if self._member is not None and self._member.others():
+        if self._member is not None and self._member.leadership.others():
             if not self._over.done():
                 self._over.set_exception(MachineError(f"{reason}; the job continues without this machine"))
             return
@@ -338,6 +340,12 @@ class _Agent:
         if self._leader is not None:
             self._leader.durable.close()
         self._on_stop(_EXIT_LAUNCH_FAILED, reason)
+
+    def _while_late(self) -> None:
+        """Do, in another thread, what the loop may be too late for."""
+        leadership = getattr(self._member, "leadership", None)
+        if leadership is not None:
+            leadership.suspend_if_due()
 
     def _on_bug(self, _: asyncio.AbstractEventLoop, context: Mapping[str, Any]) -> None:
         """End the job after an error in a callback: its state cannot be trusted."""

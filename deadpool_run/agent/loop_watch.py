@@ -1,4 +1,4 @@
-"""Names what blocked the agent's event loop, so that a lost leadership has a reason in the log.
+"""Names what blocked the agent's event loop, so that a lost leadership has a reason in the log, and acts in its place.
 
 A thread looks at the stack of the loop's thread only while the loop is late. A loop that is in time costs a few wake-ups a second.
 """
@@ -21,11 +21,16 @@ _HERE = Path(__file__).parents[1]
 
 
 class LoopWatch:
-    """Watches the running loop, from its thread, until `close`. `say` gets a line if it was blocked for `limit_s` or longer."""
+    """Watches the running loop, from its thread, until `close`. `say` gets a line if it was blocked for `limit_s` or longer.
 
-    def __init__(self, limit_s: float, say: Callable[[str], None]) -> None:
+    Meanwhile the watching thread calls `while_late` again and again.
+    """
+
+    def __init__(
+        self, limit_s: float, say: Callable[[str], None], while_late: Callable[[], None] = lambda: None
+    ) -> None:
         self._limit_s = limit_s
-        self._say = say
+        self._say, self._while_late = say, while_late
         self._loop = asyncio.get_running_loop()
         self._watched = threading.get_ident()
         self._beat = time.monotonic()
@@ -60,8 +65,10 @@ class LoopWatch:
     def _watch(self) -> None:
         period_s = self._limit_s / _LOOKS
         while not self._over.wait(period_s):
-            if time.monotonic() - self._beat > period_s + self._limit_s and not self._found:
-                self._found = _describe(sys._current_frames().get(self._watched))  # noqa: SLF001 - its documented use
+            if time.monotonic() - self._beat > period_s + self._limit_s:
+                if not self._found:
+                    self._found = _describe(sys._current_frames().get(self._watched))  # noqa: SLF001 - its documented use
+                self._while_late()
 
 
 def _describe(frame: FrameType | None) -> str:

@@ -9,11 +9,11 @@ from deadpool_run.agent.loop_watch import LoopWatch
 from deadpool_run.coordinator.address import POINTER_NAME
 
 
-def watch(body, limit_s):
+def watch(body, limit_s, while_late=lambda: None):
     said = []
 
     async def main():
-        watching = LoopWatch(limit_s, said.append)
+        watching = LoopWatch(limit_s, said.append, while_late)
         try:
             await body(watching)
         finally:
@@ -55,3 +55,14 @@ def test_a_loop_in_time_is_not_reported():
             await asyncio.sleep(0)
 
     assert watch(body, 600.0) == []
+
+
+def test_a_thread_acts_while_the_loop_is_blocked_and_only_then():
+    acted = threading.Event()
+
+    async def body(_):
+        await asyncio.sleep(0)
+        assert not acted.is_set()
+        assert acted.wait(30)  # the loop is blocked here
+
+    watch(body, 0.1, acted.set)

@@ -203,7 +203,7 @@ class BenchAgent:
 
     async def _heartbeats(self) -> dict[str, Any]:
         """Send a heartbeat to every node, and handle the answers."""
-        leadership = self._member._leadership
+        leadership = self._member.leadership
         await self._heard_from_all()  # only nodes that have answered become voters
         await self._until(self._is_settled)
         began = time.process_time()
@@ -226,7 +226,7 @@ class BenchAgent:
         epoch = leader.state.epoch
         leader.measure()
         for node in nodes:
-            self._member._leadership.handle(electorate.AgentEnded(node))
+            self._member.leadership.handle(electorate.AgentEnded(node))
         await self._until(lambda: leader.state.epoch > epoch and leader.state.repair is None)
         assert leader.state.epoch == epoch + 1, "losses found at the same time took more than one epoch"
         return self._figures(began)
@@ -278,7 +278,7 @@ class BenchAgent:
 
     def _is_settled(self) -> bool:
         """Tell whether there are enough voters. If not, let the election check at once, not after its long timeout."""
-        leadership = self._member._leadership
+        leadership = self._member.leadership
         if len(leadership.agent.configurations) == 1 and len(leadership.agent.configuration.voters) == MAX_VOTERS:
             return True
         leadership.handle(electorate.Tick())

@@ -70,6 +70,7 @@ class Leadership:
         self._timer: asyncio.TimerHandle | None = None
         self._answer: Callable[[peers.Message], None] | None = None
         self._closed = False
+        self._suspended_late = False
         self._answers: list[HeardFromAgent] = []
         self._answers_due: asyncio.Handle | None = None
         self._log: electorate.LogIndex | None = None
@@ -129,6 +130,20 @@ class Leadership:
         if self._answers:
             self._handle_answers()
         self._handle(event)
+
+    def suspend_if_due(self) -> None:
+        """Stop the workers if the loop is too late to do so; another thread calls this while the loop is blocked."""
+        due = self._loop.time() >= quorum.suspend_at(self.agent)
+        if due and not (self._closed or self.agent.suspended or self._suspended_late):
+            self._suspended_late = True
+            self._owner.node.workforce.suspend()
+            self._loop.call_soon_threadsafe(self._catch_up_late)
+
+    def _catch_up_late(self) -> None:
+        self._suspended_late = False
+        self.handle(electorate.Tick())
+        if not (self._closed or self.agent.suspended):
+            self._owner.node.workforce.resume()
 
     def answered(self, answer: HeardFromAgent) -> None:
         """Handle an agent's answer. A leader gets one of each agent for each heartbeat, so it handles many together."""

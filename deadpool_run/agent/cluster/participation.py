@@ -77,7 +77,7 @@ class Participation:
         self._replica = LogFollower(spec.settings)
         self._callers: list[PeerConnection] = []  # nodes that came before this one knew that it leads
         self._tasks = Tasks(self._failed)
-        self._leadership: Leadership
+        self.leadership: Leadership
         self.advertisement = Advertisement(spec, self._here, self.fence)
         self.node = LocalNode(spec, self._here, forkserver=forkserver, output=output, above=self._no_leader)
         self._replicator = Replicator(
@@ -100,7 +100,7 @@ class Participation:
         here, now = self._here.node, self._loop.time()
         domain, claims = self._place.failure_domain, self._cluster.authority is not None
         agent = election.first_leader(here, self._timeout_s, now, domain, term, claims=claims)
-        self._leadership = Leadership(agent, [self._here], self, self._cluster, self._credentials)
+        self.leadership = Leadership(agent, [self._here], self, self._cluster, self._credentials)
         leader = self._lead(term)
         leader.begin()
         leader.submit(JobSubmitted(here, self._place, term))
@@ -112,19 +112,19 @@ class Participation:
         here, asked_at, configurations = self._here.node, follower.asked_at, agents.configurations
         domain, claims = self._place.failure_domain, self._cluster.authority is not None
         agent = election.follower(here, self._timeout_s, configurations, asked_at, domain, claims=claims)
-        self._leadership = Leadership(agent, [*agents.peers, self._here], self, self._cluster, self._credentials)
+        self.leadership = Leadership(agent, [*agents.peers, self._here], self, self._cluster, self._credentials)
         self.advertisement.follow(self._output)
         self._attach(follower)
-        self._keep_connected(follower, self._leadership.leader, agent.term)
+        self._keep_connected(follower, self.leadership.leader, agent.term)
         await self._control.start()
 
     def accept(self, purpose: ConnectionRole, connection: PeerConnection) -> None:
         """Serve another agent's authenticated connection."""
-        role = self._leadership.agent.role
+        role = self.leadership.agent.role
         if purpose is ConnectionRole.VAULT:
             self._replicator.serve(connection)
         elif purpose is ConnectionRole.VOTE:
-            self._leadership.vote_links.accept(connection)
+            self.leadership.vote_links.accept(connection)
         elif role is ElectionRole.LEADER and self.leader is not None and self.leader.followers is not None:
             self.leader.followers.connections.accept(connection)
         elif role is ElectionRole.ELECTED:
@@ -134,15 +134,11 @@ class Participation:
 
     def _redirect(self, connection: PeerConnection) -> None:
         """Redirect a node that wants to join to the leader, if that is known."""
-        leader = self._leadership.leader
+        leader = self.leadership.leader
         link = PeerLink(connection, lambda _: None)
         if leader is not None and leader.node != self._here.node:
-            link.send(peers.Redirect(leader, self._leadership.agents()))
+            link.send(peers.Redirect(leader, self.leadership.agents()))
         link.close_when_flushed()
-
-    def others(self) -> list[Peer]:
-        """Return the other agents of the job whose addresses are known."""
-        return self._leadership.others()
 
     def request(self, event: Event) -> None:
         """Pass a user's request to the leader; keep it while it is uncertain who leads."""
@@ -151,7 +147,7 @@ class Participation:
 
     async def _answer(self, request: Mapping[str, Any]) -> bytes:
         """Answer a viewer of this node, as the leader would."""
-        if self.leader is not None and self._leadership.has_authority():
+        if self.leader is not None and self.leadership.has_authority():
             return await self.leader.request_handler.encoded(request)
         if self._follower is not None:
             return await self._follower.ask(request)
@@ -195,11 +191,11 @@ class Participation:
     def _lead_again(self, leader: Leader, term: int) -> None:
         """Lead in a later term, from the own log. The others, if any are left, follow as they would another leader."""
         leader.server.resume()
-        if self._leadership.has_followers():
+        if self.leadership.has_followers():
             leader.submit(CoordinatorMoved(term, self._here.node))
             leader.submit(self.node.resynced())
             self._replicator.report_all()
-            self.share(self._leadership.agents())
+            self.share(self.leadership.agents())
         self.advertisement.lead(leader, term)
 
     async def _lead_to_the_end(self, leader: Leader, term: int) -> None:
@@ -233,11 +229,11 @@ class Participation:
             on_over=self._over,
             on_lost=self.fence,
             on_news=self._control.notify,
-            may_decide=self._leadership.has_authority,
+            may_decide=self.leadership.has_authority,
             known=self._replica.known,
             term=term,
         )
-        leader.followers = Followers(leader, self._leadership, identity_of(replace(self._spec, named=True)))
+        leader.followers = Followers(leader, self.leadership, identity_of(replace(self._spec, named=True)))
         self._above(leader)
         self._pass_on_requests(leader)
         return leader
@@ -298,7 +294,7 @@ class Participation:
         )
 
     def _is_awaited(self, term: int) -> bool:
-        return not self.over.done() and self._leadership.agent.term == term and self._follower is None
+        return not self.over.done() and self.leadership.agent.term == term and self._follower is None
 
     def _attach(self, follower: Follower) -> None:
         self._follower = follower
@@ -323,21 +319,21 @@ class Participation:
             case _ if follower is not self._follower:
                 pass  # from a former leader
             case peers.Heartbeat(term):
-                self._leadership.handle_heartbeat(message)
-                if not election.follows(self._leadership.agent, term):
+                self.leadership.handle_heartbeat(message)
+                if not election.follows(self.leadership.agent, term):
                     return
-                number = self._leadership.agent.configuration.number
+                number = self.leadership.agent.configuration.number
                 follower.answer(heartbeat_ack(self.node, message, number, follower.received))
             case peers.Agents():
-                self._leadership.handle_configurations(message)
+                self.leadership.handle_configurations(message)
             case peers.Redirect(agents=agents):
-                self._leadership.handle_configurations(agents)
+                self.leadership.handle_configurations(agents)
             case peers.LogState() | peers.LogEntries():
                 if (known := self._replica.take_in(message)) is not None:
-                    self._leadership.know_log(known.index)
+                    self.leadership.know_log(known.index)
             case peers.Evict(reason):
                 why = f"the leader declared this node lost: {reason}"
-                self._leadership.handle(electorate.Evicted(self._leadership.agent.term, why))
+                self.leadership.handle(electorate.Evicted(self.leadership.agent.term, why))
             case peers.End(exit_code, reason):
                 self._over(exit_code, reason)
             case peers.Answer(number, answer):
@@ -345,7 +341,7 @@ class Participation:
             case peers.Joined():
                 pass  # handled before this membership began
             case peers.Order():
-                self._leadership.catch_up()  # another node may have had the order since
+                self.leadership.catch_up()  # another node may have had the order since
                 carry_out(self.node, message)
                 self._control.notify()
             case _:
@@ -353,7 +349,7 @@ class Participation:
 
     def _cut(self, follower: Follower) -> None:
         if follower is self._follower and follower.was_answered:
-            self._leadership.suspect(self._leadership.agent.configuration.leader)
+            self.leadership.suspect(self.leadership.agent.configuration.leader)
 
     # --- the end --------------------------------------------------------------------------------------------------
 
@@ -364,7 +360,7 @@ class Participation:
         elif self.leader is not None:
             self.leader.server.hold()
             # It may be elected again, and others may know more, or less.
-            self._leadership.know_log(electorate.LogIndex(self._leadership.agent.term, self.leader.server.entries))
+            self.leadership.know_log(electorate.LogIndex(self.leadership.agent.term, self.leader.server.entries))
 
     def fence(self, reason: str) -> None:
         """End this node's workers first of all: other nodes have their ranks, or will."""
@@ -377,7 +373,7 @@ class Participation:
     async def end(self, exit_code: int, reason: str, *, fenced: bool) -> None:
         """Stop leading or following. The node is closed separately."""
         await self._control.close()
-        self._leadership.close()
+        self.leadership.close()
         if self._follower is not None:
             self._follower.close()
         for caller in self._callers:

@@ -170,7 +170,7 @@ class Workforce:
             worker.child.kill()
 
     def _signal_all(self, number: int) -> None:
-        for worker in self._workers.values():
+        for worker in list(self._workers.values()):  # another thread may call this
             if worker.child.process is not None:
                 worker.child.process.signal_group(number)
 

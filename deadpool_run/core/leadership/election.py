@@ -76,7 +76,7 @@ def next_deadline(agent: el.Agent) -> float | None:
     if agent.role is _R.FENCED:
         return None
     due = [quorum.fence_at(agent)]
-    due += [] if agent.suspended else [quorum.governed_at(agent) + quorum.SUSPEND * agent.timeout_s]
+    due += [] if agent.suspended else [quorum.suspend_at(agent)]
     if agent.role is not _R.LEADER or agent.answered_at:  # a pause shows in what comes late, so it looks often
         due.append(agent.looked_at + quorum.PAUSE * agent.timeout_s)
     again = agent.asked_at + quorum.ASK_AGAIN * agent.timeout_s

@@ -13,7 +13,7 @@ def advance(agent: el.Agent, now: float) -> el.StepResult:
     """Do what is due; nothing is due any more when nothing is put out."""
     if now >= quorum.fence_at(agent):
         return fence(agent, _why_alone(agent))
-    suspended = now >= quorum.governed_at(agent) + quorum.SUSPEND * agent.timeout_s
+    suspended = now >= quorum.suspend_at(agent)
     if suspended and not agent.suspended:
         return replace(agent, suspended=True), (el.SuspendWorkers(),)
     if agent.suspended and not suspended:

@@ -93,6 +93,11 @@ def governed_at(agent: Agent) -> float:
     return authority_until(agent) - agent.timeout_s if agent.role is ElectionRole.LEADER else agent.governed_at
 
 
+def suspend_at(agent: Agent) -> float:
+    """Return when this node stops its workers: others may get their ranks soon after."""
+    return governed_at(agent) + SUSPEND * agent.timeout_s
+
+
 def fence_at(agent: Agent) -> float:
     """Return when the agent waits for a leader, or for authority, no longer."""
     if agent.role is not ElectionRole.LEADER:

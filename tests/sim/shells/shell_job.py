@@ -134,7 +134,7 @@ class SimAgent:
     @property
     def election(self) -> Any:
         """The state of its election; None without an election."""
-        leadership = None if self.member is None else getattr(self.member, "_leadership", None)
+        leadership = None if self.member is None else getattr(self.member, "leadership", None)
         return None if leadership is None or leadership._closed else leadership.agent
 
     def has_authority(self) -> bool:

@@ -127,7 +127,7 @@ def an_agent_redirects_others_to_itself(patch):
 
 def _redirect_here(member, connection):
     link = PeerLink(connection, lambda _: None)
-    link.send(peers.Redirect(member._here, member._leadership.agents()))
+    link.send(peers.Redirect(member._here, member.leadership.agents()))
     link.close_when_flushed()
 
 

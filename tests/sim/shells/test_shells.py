@@ -13,11 +13,13 @@ import pytest
 import search_shells
 from stories import BOUND_S, KINDS, Story, T, settings, tell
 from surroundings import simulated
+from virtual_loop import VirtualLoop
 from workers import Mode
 
 from deadpool_run.coordinator.connections import Connections
 from deadpool_run.coordinator.log_follower import LogFollower
 from deadpool_run.core import events as ev
+from deadpool_run.core.leadership import quorum
 from deadpool_run.errors import ProtocolError
 from deadpool_run.wire import peers
 
@@ -382,3 +384,46 @@ def test_a_machine_that_can_start_no_worker_costs_only_itself(whose):
         assert agent.exit_code == 1
         (incident,) = made.state.incidents
         assert {loss.rank for loss in incident.losses} == lost
+
+
+def test_workers_are_stopped_in_time_although_their_agents_loop_is_blocked(monkeypatch):
+    """Another thread stops them. Else the rank's old owner went on beside the new one."""
+    blocked = []
+    monkeypatch.setattr(
+        VirtualLoop, "runs", property(lambda loop: not loop.ended and loop.machine.runs and loop not in blocked)
+    )
+    with job(5) as made:
+        made.only_calm = False
+        leader = made.leader[0]
+        agent = next(each for each in made.living() if each is not leader and made.state.ranks_on(each.node))
+        lost, leadership = set(made.state.ranks_on(agent.node)), agent.member.leadership
+
+        def look():
+            if blocked:
+                leadership.suspend_if_due()
+                made.clock.after(0.1, look)
+
+        blocked.append(agent.loop)
+        look()
+        made.until(lambda: not made.state.ranks_on(agent.node), BOUND_S, "the machine is given up")
+        blocked.clear()
+        made.settle(BOUND_S)
+        assert {loss.rank for incident in made.state.incidents for loss in incident.losses} == lost
+
+
+def test_a_loop_that_was_blocked_for_a_moment_costs_nothing(monkeypatch):
+    blocked = []
+    monkeypatch.setattr(
+        VirtualLoop, "runs", property(lambda loop: not loop.ended and loop.machine.runs and loop not in blocked)
+    )
+    with job(5) as made:
+        leader = made.leader[0]
+        agent = next(each for each in made.living() if each is not leader and made.state.ranks_on(each.node))
+        blocked.append(agent.loop)
+        made.sleep(quorum.suspend_at(agent.election) - agent.loop.time())
+        agent.member.leadership.suspend_if_due()
+        assert all(worker.suspended for worker in made.on(agent.node) if worker.alive)
+        blocked.clear()
+        made.settle(BOUND_S)
+        assert not any(worker.suspended for worker in made.on(agent.node) if worker.alive)
+        assert not made.state.incidents
