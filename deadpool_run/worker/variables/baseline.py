@@ -10,9 +10,10 @@ from deadpool_run.worker.variables.left_alone import fingerprint_of
 from deadpool_run.worker.variables.modules import LEAVES
 from deadpool_run.worker.variables.scopes import Scope
 from deadpool_run.worker.variables.values.functions import CODE
+from deadpool_run.worker.variables.values.objects import OpaqueError, UnkeptDataError
 from deadpool_run.worker.variables.values.tensors import is_data
 from deadpool_run.worker.variables.values.unkept import Unkept
-from deadpool_run.worker.variables.values.writer import OpaqueError, UnkeptDataError, ValueWriter, encoded
+from deadpool_run.worker.variables.values.writer import ValueWriter, encoded
 
 OPAQUE = ["opaque"]
 UNKEPT = ["unkept"]

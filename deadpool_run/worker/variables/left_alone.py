@@ -20,8 +20,8 @@ from deadpool_run.worker.compat.modules import writes_of
 from deadpool_run.worker.state import generators
 from deadpool_run.worker.variables.values.functions import CODE
 from deadpool_run.worker.variables.values.iterators import is_iterator, progress_of
+from deadpool_run.worker.variables.values.objects import OpaqueError, UnkeptDataError
 from deadpool_run.worker.variables.values.tensors import is_numeric_array, sample_of_array
-from deadpool_run.worker.variables.values.writer import OpaqueError, UnkeptDataError
 
 _MOST_PARTS = 256
 _MOST_PARTS_INSIDE = 4096

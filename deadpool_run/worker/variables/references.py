@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from deadpool_run.worker.state.numbered import WeaklyNumbered
 from deadpool_run.worker.variables.scopes import Scope
 from deadpool_run.worker.variables.values.functions import CODE
-from deadpool_run.worker.variables.values.writer import Objects, OpaqueError, UnkeptDataError
+from deadpool_run.worker.variables.values.objects import Objects, OpaqueError, UnkeptDataError
 
 TAG = "made later"
 _DATA = (Dataset, DataLoader, Sampler)

@@ -48,13 +48,14 @@ from deadpool_run.worker.variables.values.functions import (
     set_defaults,
 )
 from deadpool_run.worker.variables.values.library_values import is_immutable
+from deadpool_run.worker.variables.values.objects import Objects, OpaqueError
 from deadpool_run.worker.variables.values.own_objects import (
     attributes_of_container,
     container_of,
     is_own,
     set_attributes,
 )
-from deadpool_run.worker.variables.values.writer import Objects, OpaqueError, ValueWriter
+from deadpool_run.worker.variables.values.writer import ValueWriter
 
 _MOST_KEYS = 256
 """A dict or a list with more keys is one value, not a scope."""

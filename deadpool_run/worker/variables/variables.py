@@ -22,16 +22,11 @@ from deadpool_run.worker.variables.late_modules import LateModules
 from deadpool_run.worker.variables.left_alone import digests_of_unwritten
 from deadpool_run.worker.variables.references import References
 from deadpool_run.worker.variables.scopes import Scope, Scopes
+from deadpool_run.worker.variables.values.objects import Objects, OpaqueError, UnkeptDataError
 from deadpool_run.worker.variables.values.reader import ValueReader
 from deadpool_run.worker.variables.values.tensors import TensorCopies, TensorCopy, is_freed, tensors_of
 from deadpool_run.worker.variables.values.unkept import MADE_LATER, LostValue, Unkept, kept_back, raise_refused
-from deadpool_run.worker.variables.values.writer import (
-    Objects,
-    OpaqueError,
-    UnkeptDataError,
-    ValueWriter,
-    encoded,
-)
+from deadpool_run.worker.variables.values.writer import ValueWriter, encoded
 
 _LARGE = 1024
 """Elements. A smaller tensor is a loss, a norm or a count, and may be for the log only."""
@@ -229,7 +224,14 @@ class Variables:
             return {}
         pairs = ((scope.name, pair) for scope in self._scopes for pair in scope.read().items())
         values = ((_shown(scope, name), value) for scope, (name, value) in pairs)
-        return digests_of_unwritten(values, self._writer().write, self.keeps)
+        return digests_of_unwritten(values, self._write_whole, self.keeps)
+
+    def _write_whole(self, value: Any) -> None:
+        """Raise `OpaqueError` for a value of which a snapshot does not hold all."""
+        writer = self._writer()
+        writer.write(value)
+        if writer.holes:
+            raise OpaqueError
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the larger tensors in variables, by name, except those that require gradients."""

@@ -9,8 +9,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from deadpool_run.errors import RefusedError
+from deadpool_run.worker.variables.values.objects import OpaqueError
 from deadpool_run.worker.variables.values.reader import ValueReader
-from deadpool_run.worker.variables.values.writer import OpaqueError
 from deadpool_run.worker.variables.variables import Variables
 
 

@@ -53,6 +53,16 @@ def bound(owner: Any, name: str) -> MethodType | None:
     return MethodType(found, owner) if isinstance(found, FunctionType) else None
 
 
+def cells_of(value: Any, own: Collection[str]) -> list[Any]:
+    """Return what the closure of a function of the script's modules holds; an empty list if a part has no value yet."""
+    if not isinstance(value, FunctionType) or value.__module__ not in own:
+        return []
+    try:
+        return [cell.cell_contents for cell in value.__closure__ or ()]
+    except ValueError:
+        return []
+
+
 class Attributes:
     """The attributes of all functions of the script, by the function's name, a dot and their own."""
 

@@ -10,6 +10,8 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from deadpool_run.worker.codec import attributes_of
+
 _WITH_OTHER_STATE = (
     nn.Module,
     Optimizer,
@@ -63,11 +65,18 @@ def attributes_of_container(value: Any) -> dict[str, Any]:
     return {} if found is value else dict(found)
 
 
+def replace_attributes(value: Any, attributes: Mapping[str, Any]) -> None:
+    """Set the attributes of an object, and remove all others."""
+    for name in attributes_of(value).keys() - attributes.keys():
+        object.__delattr__(value, name)
+    set_attributes(value, attributes)
+
+
 def set_attributes(value: Any, attributes: Mapping[str, Any]) -> None:
     """Set attributes of an object, also those in slots and those of frozen data classes."""
     for name, each in attributes.items():
         found = next((vars(base)[name] for base in type(value).__mro__ if name in vars(base)), None)
         if isinstance(found, MemberDescriptorType):
-            object.__setattr__(value, name, each)
+            found.__set__(value, each)
         else:
             vars(value)[name] = each

@@ -9,14 +9,17 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from deadpool_run.worker.codec import array_of, tensor_of
 from deadpool_run.worker.state import generators
 from deadpool_run.worker.variables.values import functions, iterators, library_values
-from deadpool_run.worker.variables.values.own_objects import set_attributes
+from deadpool_run.worker.variables.values.objects import Objects, OpaqueError
+from deadpool_run.worker.variables.values.own_objects import replace_attributes, set_attributes
 from deadpool_run.worker.variables.values.tensors import TensorCopy
 from deadpool_run.worker.variables.values.unkept import raise_refused, with_lost_graph
-from deadpool_run.worker.variables.values.writer import DICTS, FACTORIES, SEQUENCES, Objects, OpaqueError
+from deadpool_run.worker.variables.values.views import view_of
+from deadpool_run.worker.variables.values.writer import DICTS, FACTORIES, LOCKS, SEQUENCES
 
 _CODE = frozenset({"code", "method", "bound", "partial"})
 
@@ -48,7 +51,7 @@ class ValueReader:
         self._refuse = refuse
         self._made: dict[int | str, Any] = {}
 
-    def read(self, node: Any, into: Any = None) -> Any:  # noqa: PLR0911 - one line for each kind
+    def read(self, node: Any, into: Any = None) -> Any:  # noqa: C901, PLR0911 - one line for each kind
         """Return the value of a node. `into` is an object to fill and return, if it is of the same kind.
 
         Raises `OpaqueError` for a class that this process does not have.
@@ -70,6 +73,12 @@ class ValueReader:
         if tag in self._by_name:
             found = self._by_name[tag](parts[0])
             return id(found) if tag == "id" else found
+        if tag == "hole":
+            return self._there(self._objects.named(parts[0]))
+        if tag == "closure":
+            return self._closure(*parts)
+        if tag == "view":
+            return view_of(self._shared(*parts[:2]), *parts[2:])
         if tag == "own container":
             return self._own_container(parts, into)
         if tag == "iterator":
@@ -91,17 +100,58 @@ class ValueReader:
             raise OpaqueError
         return found
 
+    def _closure(self, tag: str, name: str, nodes: list[Any]) -> Any:
+        """Return the function of this name, with what its closure held."""
+        function, key = self.read([tag, name]), f"{tag} {name}"
+        if key not in self._made:
+            self._made[key] = function  # its closure may refer to it
+            for cell, node in zip(function.__closure__, nodes, strict=True):
+                cell.cell_contents = self.read(node)
+        return function
+
     def _shared(self, tag: str, key: Any, node: Any = None) -> Any:
         """Return an object that several variables may share: by name if it existed when the loop began, else by number.
 
         If objects of its class cannot be filled, all these variables get the same new object.
         """
         if key not in self._made:
-            self._made[key] = self.read(node, self._objects.named(key) if tag == "is" else None)
+            into = self._objects.named(key) if tag == "is" else None
+            if node is None:  # it was not written, because it has not changed
+                return self._there(into)
+            if (shell := self._shell(node, into)) is not None:
+                self._made[key] = into = shell  # what is in it may refer to it
+            try:
+                self._made[key] = self.read(node, into)
+            except (OpaqueError, KeyError):
+                self._made.pop(key, None)
+                raise
         return self._made[key]
+
+    @staticmethod
+    def _there(found: Any) -> Any:
+        if found is None:
+            raise OpaqueError
+        return found
+
+    def _shell(self, node: Any, into: Any) -> Any:
+        """Return the object that `read` fills with what is in it: `into`, or an empty one; None for any other kind."""
+        tag, *parts = node if isinstance(node, list) else [None]
+        if tag == "object":
+            kind = _class(*parts[:2])
+            return into if type(into) is kind else kind.__new__(kind)
+        if tag == "deque":
+            return into if type(into) is deque and into.maxlen == parts[1] else deque(maxlen=parts[1])
+        if tag == "defaultdict":
+            return into if type(into) is defaultdict else defaultdict(_factory(parts))
+        if tag in ("list", "set") or tag in DICTS:
+            made = SEQUENCES.get(tag) or DICTS[tag]
+            return into if type(into) is made else made()
+        return None
 
     def _simple(self, tag: str, parts: list[Any], into: Any) -> Any:  # noqa: C901, PLR0911 - one line for each kind
         match tag:
+            case "lock":
+                return LOCKS[parts[0]]()
             case "text":
                 return str(parts[0], errors="surrogatepass")
             case "int":
@@ -115,8 +165,11 @@ class ValueReader:
                 return _into(into, self._large_tensor(parts[1]).to(parts[0]))
             case "graph":
                 return with_lost_graph(self.read(parts[0]), self._refuse)
-            case "leaf":
-                return self._leaf(*parts, into=into)
+            case "leaf" | "parameter":
+                return self._leaf(*parts, into=into, kind=Tensor if tag == "leaf" else Parameter)
+            case "results":
+                kind = getattr(torch.return_types, parts[0], None)
+                return self._there(kind)(map(self.read, parts[1]))
             case "array":
                 return _array(*parts, into=into)
             case "large array":
@@ -124,17 +177,23 @@ class ValueReader:
             case "named":
                 return tuple.__new__(_class(*parts[:2]), map(self.read, parts[2]))
         kind = _class(*parts[:2])
-        made = kind.__new__(kind)
-        set_attributes(made, dict(zip(parts[2], map(self.read, parts[3]), strict=True)))
+        made = into if type(into) is kind else kind.__new__(kind)
+        replace_attributes(made, dict(zip(parts[2], map(self.read, parts[3]), strict=True)))
         return made
 
     def _large_tensor(self, which: TensorCopy | int) -> Tensor:
         return self._large[which] if isinstance(which, int) else which.tensor
 
-    def _leaf(self, node: Any, gradient: Any, *, into: Any) -> Tensor:
+    def _leaf(self, node: Any, gradient: Any, trained: bool, *, into: Any, kind: type[Tensor]) -> Tensor:
         value: Tensor = self.read(node)
-        is_like = type(into) is Tensor and into.is_leaf and into.requires_grad and _is_alike(into, value)
-        found = into if is_like else value.clone().requires_grad_()
+        is_like = type(into) is kind and into.is_leaf and into.requires_grad == trained and _is_alike(into, value)
+        found = (
+            into
+            if is_like
+            else Parameter(value.clone(), trained)
+            if kind is Parameter
+            else value.clone().requires_grad_()
+        )
         with torch.no_grad():
             found.copy_(value)
         found.grad = None if gradient is None else self.read(gradient).clone()
@@ -195,9 +254,14 @@ def _factory(parts: list[Any]) -> type:
 
 def _into(into: Any, value: Tensor) -> Tensor:
     """Return the script's tensor with this value if it fits, else a new tensor."""
-    if type(into) is Tensor and _is_alike(into, value) and not into.requires_grad:
+    if type(into) is Tensor and _is_alike(into, value) and _may_be_written(into):
         return into.copy_(value)
     return value.clone()
+
+
+def _may_be_written(tensor: Tensor) -> bool:
+    has_repeats = any(step == 0 and size > 1 for step, size in zip(tensor.stride(), tensor.shape, strict=True))
+    return not (tensor.requires_grad or tensor.is_inference() or has_repeats)
 
 
 def _is_alike(one: Tensor, other: Tensor) -> bool:

@@ -27,8 +27,8 @@ _COMPARED_BYTES = 1 << 20
 """Arrays of up to this size are compared whole in each step."""
 _SAMPLES = 1024
 _DEVICES = ("cpu", "cuda")
-_NUMERIC = "biufc"
-"""Kinds of arrays: bools, numbers with and without a sign, with a fraction, complex."""
+_NUMERIC = "biufcSUmM"
+"""Kinds of arrays: bools, numbers with and without a sign, with a fraction, complex, text, times."""
 
 
 class TensorCopy:
@@ -154,8 +154,9 @@ def is_array(value: Any) -> bool:
 
 
 def is_numeric_array(value: Any) -> bool:
-    """Return whether a value is an array or a scalar of NumPy's own classes, of numbers."""
-    return is_array(value) and value.dtype.kind in _NUMERIC and type(value).__module__ == "numpy"
+    """Return whether a value is an array or a scalar of NumPy's own classes, of numbers, text or times."""
+    is_plain = is_array(value) and value.dtype.kind in _NUMERIC and value.dtype.itemsize > 0
+    return is_plain and type(value).__module__ == "numpy"
 
 
 def is_array_type(value: Any) -> bool:

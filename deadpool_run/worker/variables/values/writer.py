@@ -5,22 +5,25 @@ identity, which two variables may share: those that existed when the loop began 
 rank (`Objects`), others by number among the values that are written together.
 """
 
-import weakref
+import itertools
+import threading
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable
-from contextlib import suppress
 from functools import partial
 from types import MethodType, SimpleNamespace
 from typing import Any
 
 import msgspec
+import torch
 from torch import Tensor, nn
 
 from deadpool_run.worker.codec import attributes_of, raw_bytes
 from deadpool_run.worker.state import generators
 from deadpool_run.worker.state.state_tensors import StateTensors
 from deadpool_run.worker.variables.values import functions, iterators, library_values
+from deadpool_run.worker.variables.values.objects import Objects, OpaqueError, UnkeptDataError
 from deadpool_run.worker.variables.values.own_objects import attributes_of_container, container_of, is_own
+from deadpool_run.worker.variables.values.plain import are_numbers, fits, text_node
 from deadpool_run.worker.variables.values.tensors import (
     MOST_BYTES,
     TensorCopies,
@@ -32,13 +35,13 @@ from deadpool_run.worker.variables.values.tensors import (
     is_numeric_array,
 )
 from deadpool_run.worker.variables.values.unkept import LostValue, why_lost
+from deadpool_run.worker.variables.values.views import has_whole_memory, layout_of, may_be_view, memory_of
 
 _PLAIN = frozenset({type(None), bool, float, str, bytes})
 DICTS = {each.__name__: each for each in (dict, OrderedDict, Counter, defaultdict)}
 SEQUENCES = {each.__name__: each for each in (list, tuple, set, frozenset, deque)}
 FACTORIES: dict[str, type] = {each.__name__: each for each in (list, dict, set, int, float, str, tuple)}
 """The factories with which a `defaultdict` can be rebuilt."""
-_INT64 = 1 << 63
 _LEAST_ID = 1 << 16
 """Python has no object at a lower address."""
 MOST_VALUES = 4096
@@ -46,52 +49,14 @@ MOST_VALUES = 4096
 MOST_NUMBERS = 1 << 17
 """The limit on the numbers of a container that has only numbers."""
 _TOO_MANY = f"it has more than {MOST_VALUES} values (or {MOST_NUMBERS}, if all are numbers)"
-_NUMBERS = frozenset({float, int, bool, type(None)})
 _INLINE_BYTES = 16 << 10
 """Larger tensors and arrays have a copy of their own, which later snapshots use until they change."""
-_DEEPEST = 20
+_DEEPEST = 60
+_TOO_DEEP = f"it has values that are nested more than {_DEEPEST} deep"
 _CODE = (*functions.CODE, MethodType, partial)
 _MAKERS: tuple[Any, ...] = (object.__new__, SimpleNamespace.__new__)
-
-
-class OpaqueError(Exception):
-    """A value that cannot be kept: a file, an iterator, a model."""
-
-
-class UnkeptDataError(OpaqueError):
-    """Data that is not kept. The message has the reason, such as its size."""
-
-
-class Objects:
-    """The objects that every process of a rank has when the loop begins, by name. Its tensors can be freed."""
-
-    def __init__(self, *, weakly: bool = False) -> None:
-        """With `weakly`, all objects can be freed. Those whose class does not allow it are left out."""
-        self._weakly = weakly
-        self._names: dict[int, str] = {}
-        self._objects: dict[str, Any] = {}  # keeps other objects alive, so that identities are not used again
-
-    def add(self, name: str, obj: Any) -> None:
-        """Note an object under a new name."""
-        may_go = self._weakly or is_data(obj)
-        with suppress(TypeError):  # its class allows no weak references
-            self._objects[name] = weakref.ref(obj) if may_go else obj
-            self._names[id(obj)] = name
-
-    def name_of(self, obj: Any) -> str | None:
-        """Return the name of an object; None if it was made later."""
-        name = self._names.get(id(obj))
-        return name if name is not None and self.named(name) is obj else None
-
-    def name_at(self, identity: int) -> str | None:
-        """Return the name of the object that has this identity; None if there is none."""
-        name = self._names.get(identity)
-        return name if name is not None and id(self.named(name)) == identity else None
-
-    def named(self, name: str) -> Any:
-        """Return the object; None if this process has none of that name."""
-        found = self._objects.get(name)
-        return found() if type(found) is weakref.ReferenceType else found
+LOCKS: dict[str, Any] = {"Lock": threading.Lock, "RLock": threading.RLock}
+_LOCKS = {type(make()): name for name, make in LOCKS.items()}
 
 
 class ValueWriter:
@@ -123,9 +88,15 @@ class ValueWriter:
         self._noting = noting
         self._made: dict[int, tuple[int, Any]] = {}
         """The objects that were made after the loop began, each with its number."""
+        self._numbers = itertools.count()
+        self._memory: dict[int, int] = {}
+        """The numbers of such tensors and arrays by their memory, if they have all of it."""
+        self.holes = 0
+        """How many objects were written by name only, because their content cannot be kept."""
         self._values = 0
         self._bytes = 0
         self._within: set[int] = set()
+        self._in_iterator = False
 
     def write(self, value: Any) -> Any:
         """Return the node of a value. Raises `OpaqueError`."""
@@ -135,9 +106,13 @@ class ValueWriter:
         try:
             return self._write(value)
         except OpaqueError:
-            for key in list(self._made)[before:]:
-                del self._made[key]  # no written node refers to them
+            self._forget(before)
             raise
+
+    def _forget(self, before: int) -> None:
+        """Forget objects that no written node refers to."""
+        for key in list(self._made)[before:]:
+            del self._made[key]
 
     def _write(self, value: Any) -> Any:  # noqa: PLR0911 - one line for each kind
         kind = type(value)
@@ -146,7 +121,7 @@ class ValueWriter:
             raise UnkeptDataError(_TOO_MANY)
         if kind is str or kind is bytes:
             self._count_bytes(len(value))
-            return value if kind is bytes or value.isascii() else _text(value)
+            return value if kind is bytes or value.isascii() else text_node(value)
         if kind in _PLAIN:
             return value
         if kind is int:
@@ -166,7 +141,7 @@ class ValueWriter:
     def _referred(self, value: Any) -> Any:
         """Return the node of an object that every process has, of a method with its object; None for data."""
         if (name := self._references.name_of(value)) is not None:
-            return ["reference", name]
+            return self._function(["reference", name], value) if self._within else ["reference", name]
         if not isinstance(value, _CODE):
             return None
         if isinstance(value, partial):
@@ -182,7 +157,7 @@ class ValueWriter:
 
     def _whole(self, value: int) -> Any:
         """Return the node of a number. An identity such as `id(parameter)` becomes a name: it differs in another process."""
-        if not -_INT64 <= value < _INT64:
+        if not fits(value):
             return ["int", str(value)]
         if value < _LEAST_ID or (named := self._named.name_at(value)) is None:
             return value
@@ -192,19 +167,60 @@ class ValueWriter:
         name = objects.name_of(value)
         if name is None and self._noting:
             name = f"{self._noting}#{self._values}"
-            content = self._content(kind, value)
             objects.add(name, value)
+            try:
+                content = self._content(kind, value)
+            except OpaqueError:
+                objects.add(name, value, weakly=True)
+                raise
+            objects.add_memory(value)
             return ["is", name, content]
         if name is not None:
-            return ["is", name, self._content(kind, value)]
+            return ["is", name] if id(value) in self._within else ["is", name, self._content(kind, value)]
         if id(value) in self._made:
             return ["same", self._made[id(value)][0]]
-        content = self._content(kind, value)
-        number = len(self._made)
+        number = next(self._numbers)
         self._made[id(value)] = number, value
+        content = self._content(kind, value)
+        if is_data(value) and has_whole_memory(value):
+            self._memory[memory_of(value)] = number
         return ["new", number, content]
 
+    def _hole(self, value: Any) -> list[Any]:
+        """Return the node of an object in a container that is known by name, and whose content cannot be kept.
+
+        Of a function of the script's, what its closure holds is kept. Raises `OpaqueError` for an object that was made later.
+        """
+        if type(value) in _LOCKS:
+            return ["lock", _LOCKS[type(value)]]
+        name = None if self._objects is None else self._objects.name_of(value)
+        if name is None and self._noting and self._objects is not None:
+            name = f"{self._noting}#{self._values}"
+            self._objects.add(name, value, weakly=True)
+            name = self._objects.name_of(value)  # None if its class allows no weak references
+        if name is None:
+            raise OpaqueError
+        self.holes += 1
+        return self._function(["hole", name], value)
+
+    def _function(self, node: list[Any], value: Any) -> list[Any]:
+        """Return the node of an object, with what the closure of a function of the script's holds."""
+        cells = functions.cells_of(value, self._own)
+        if not cells or id(value) in self._within:
+            return node
+        before = len(self._made)
+        self._within.add(id(value))
+        try:
+            return ["closure", *node, self._all(cells)]
+        except OpaqueError:
+            self._forget(before)
+            return node
+        finally:
+            self._within.discard(id(value))
+
     def _content(self, kind: type, value: Any) -> Any:
+        if is_data(value) and self._objects is not None and (view := self._view(self._objects, value)) is not None:
+            return view
         if issubclass(kind, Tensor):  # false for a weak proxy
             return self._tensor(value)
         if is_array(value):
@@ -213,17 +229,27 @@ class ValueWriter:
             raise UnkeptDataError(why_lost(value))
         return self._nested(kind, value)
 
+    def _view(self, objects: Objects, value: Any) -> Any:
+        """Return the node of a tensor or array that shares the memory of another, whose content is kept; None for any other."""
+        if not may_be_view(value):
+            return None
+        address = memory_of(value)
+        number, name = self._memory.get(address), objects.base_of(value)
+        if name is None and number is None:
+            return None
+        return ["view", *(("same", number) if name is None else ("is", name)), *layout_of(value)]
+
     def _count_bytes(self, nbytes: int) -> None:
         self._bytes += nbytes
         if self._bytes > MOST_BYTES:
             raise UnkeptDataError(f"it is larger than {MOST_BYTES >> 20} MiB")
 
     def _tensor(self, value: Tensor) -> Any:
-        if type(value) is nn.Parameter or value.is_meta or self._copies.is_other(value):
+        if value.is_meta or self._copies.is_other(value):
             raise OpaqueError
         if self._state is not None and (name := self._state.name_of(value)) is not None:
             return ["state", name]
-        if type(value) is not Tensor or not is_dense(value):
+        if type(value) not in (Tensor, nn.Parameter) or not is_dense(value):
             raise UnkeptDataError(f"it is a {type(value).__name__} of layout {value.layout} on {value.device}")
         if is_freed(value):
             raise OpaqueError
@@ -235,8 +261,10 @@ class ValueWriter:
             node = ["large", str(value.device), _with_room(self._copies.of_tensor(value))]
         if _has_graph(value):
             return ["graph", node]
-        if value.requires_grad:
-            return ["leaf", node, None if value.grad is None else self._tensor(value.grad)]
+        if value.requires_grad or type(value) is nn.Parameter:
+            tag = "leaf" if type(value) is Tensor else "parameter"
+            gradient = None if value.grad is None else self._tensor(value.grad)
+            return [tag, node, gradient, value.requires_grad]
         return node
 
     def _array(self, value: Any) -> Any:
@@ -252,8 +280,10 @@ class ValueWriter:
         return ["large array", kind, shape, _with_room(self._copies.of_array(value))]
 
     def _nested(self, kind: type, value: Any) -> Any:  # noqa: PLR0911 - one line for each kind
-        if id(value) in self._within or len(self._within) > _DEEPEST:
+        if id(value) in self._within:
             raise OpaqueError
+        if len(self._within) > _DEEPEST:
+            raise UnkeptDataError(_TOO_DEEP)
         self._within.add(id(value))
         try:
             if kind in SEQUENCES.values():
@@ -262,6 +292,8 @@ class ValueWriter:
                 return self._container(kind, value, value.keys(), value.values())
             if issubclass(kind, tuple) and hasattr(kind, "_fields"):
                 return ["named", kind.__module__, kind.__qualname__, self._all(value)]
+            if kind.__module__ == torch.return_types.__name__:
+                return ["results", kind.__name__, self._all(value)]
             if is_own(kind, self._own) and kind.__new__ in _MAKERS:
                 attributes = attributes_of(value)
                 return ["object", kind.__module__, kind.__qualname__, list(attributes), self._all(attributes.values())]
@@ -284,6 +316,7 @@ class ValueWriter:
         return [tag, *parts, self._all(arguments)]
 
     def _iterator(self, value: Any) -> list[Any]:
+        before, self._in_iterator = self._in_iterator, True
         try:
             parts = iterators.parts_of(value)
             if parts is not None:
@@ -291,28 +324,42 @@ class ValueWriter:
                 return ["iterator", made_by, self._all(arguments), self._all(state)]
         except OpaqueError:
             pass
+        finally:
+            self._in_iterator = before
         if len(self._within) > 1:
             raise OpaqueError
         raise UnkeptDataError(iterators.WHY_LOST)
 
     def _container(self, kind: Any, value: Any, *columns: Iterable[Any]) -> list[Any]:
         many = kind.__len__(value) > MOST_VALUES
-        nodes = self._numbers(columns) if many else [self._all(each) for each in columns]
+        nodes = self._numbers_of(columns) if many else [self._all(each) for each in columns]
         if kind in (set, frozenset):
             nodes = [sorted(each, key=repr) for each in nodes]
         return [kind.__name__, *nodes, *([value.maxlen] if kind is deque else _factory_of(value))]
 
     def _all(self, values: Iterable[Any]) -> list[Any]:
         try:
-            return [self._write(each) for each in values]
+            return [self._part(each) for each in values]
         except RuntimeError as error:  # another thread changed its size meanwhile
             raise OpaqueError from error
 
-    def _numbers(self, columns: Iterable[Iterable[Any]]) -> list[list[Any]]:
+    def _part(self, value: Any) -> Any:
+        before = len(self._made)
+        try:
+            return self._write(value)
+        except UnkeptDataError:
+            raise
+        except OpaqueError:
+            if self._in_iterator:  # what it iterates over has a position
+                raise
+            self._forget(before)
+            return self._hole(value)
+
+    def _numbers_of(self, columns: Iterable[Iterable[Any]]) -> list[list[Any]]:
         """Return the numbers of a large container that has only numbers, at C speed."""
         found = [list(column) for column in columns]
         self._values += len(found[0])
-        if self._values > MOST_NUMBERS or self._noting or not all(map(_are_numbers, found)):
+        if self._values > MOST_NUMBERS or self._noting or not all(map(are_numbers, found)):
             raise UnkeptDataError(_TOO_MANY)
         return found
 
@@ -326,15 +373,6 @@ class ValueWriter:
 def encoded(node: Any, number: Callable[[TensorCopy], int] = id) -> bytes:
     """Return a node as MessagePack, with numbers for the copies of large tensors. Equal for values that are equal bit for bit."""
     return msgspec.msgpack.encode(node, enc_hook=number)
-
-
-def _text(value: str) -> Any:
-    """Return the node of a text. The name of a file, say, may have surrogates, which MessagePack refuses."""
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return ["text", value.encode(errors="surrogatepass")]
-    return value
 
 
 def _has_graph(value: Tensor) -> bool:
@@ -353,10 +391,3 @@ def _with_room(copy: TensorCopy | None) -> TensorCopy:
 def _factory_of(value: Any) -> list[str]:
     factory = value.default_factory if isinstance(value, defaultdict) else None
     return [name for name, kind in FACTORIES.items() if kind is factory]
-
-
-def _are_numbers(values: list[Any]) -> bool:
-    if not _NUMBERS.issuperset(map(type, values)):
-        return False
-    whole = [each for each in values if type(each) is int]
-    return not whole or (min(whole) >= -_INT64 and max(whole) < _INT64)

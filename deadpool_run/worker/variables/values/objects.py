@@ -1,0 +1,61 @@
+"""The objects that every process of a rank has when the loop begins, by name, and what is raised for values that are not kept."""
+
+import weakref
+from contextlib import suppress
+from typing import Any
+
+from deadpool_run.worker.variables.values.tensors import is_data
+from deadpool_run.worker.variables.values.views import memory_of
+
+
+class OpaqueError(Exception):
+    """A value that cannot be kept: a file, an iterator, a model."""
+
+
+class UnkeptDataError(OpaqueError):
+    """Data that is not kept. The message has the reason, such as its size."""
+
+
+class Objects:
+    """The objects that every process of a rank has when the loop begins, by name. Its tensors can be freed."""
+
+    def __init__(self, *, weakly: bool = False) -> None:
+        """With `weakly`, all objects can be freed. Those whose class does not allow it are left out."""
+        self._weakly = weakly
+        self._names: dict[int, str] = {}
+        self._objects: dict[str, Any] = {}  # keeps other objects alive, so that identities are not used again
+        self._memory: dict[int, str] = {}
+
+    def add(self, name: str, obj: Any, *, weakly: bool = False) -> None:
+        """Note an object under a new name."""
+        may_go = self._weakly or weakly or is_data(obj)
+        with suppress(TypeError):  # its class allows no weak references
+            self._objects[name] = weakref.ref(obj) if may_go else obj
+            self._names[id(obj)] = name
+
+    def add_memory(self, obj: Any) -> None:
+        """Note that the content of a named tensor or array is kept: later views of its memory refer to it."""
+        if is_data(obj) and (address := memory_of(obj)):
+            self._memory.setdefault(address, self._names[id(obj)])
+
+    def base_of(self, obj: Any) -> str | None:
+        """Return the name of another tensor or array with the same memory; None if there is none."""
+        name = self._memory.get(memory_of(obj))
+        found = None if name is None else self.named(name)
+        is_base = found is not None and found is not obj and memory_of(found) == memory_of(obj)
+        return name if is_base else None
+
+    def name_of(self, obj: Any) -> str | None:
+        """Return the name of an object; None if it was made later."""
+        name = self._names.get(id(obj))
+        return name if name is not None and self.named(name) is obj else None
+
+    def name_at(self, identity: int) -> str | None:
+        """Return the name of the object that has this identity; None if there is none."""
+        name = self._names.get(identity)
+        return name if name is not None and id(self.named(name)) == identity else None
+
+    def named(self, name: str) -> Any:
+        """Return the object; None if this process has none of that name."""
+        found = self._objects.get(name)
+        return found() if type(found) is weakref.ReferenceType else found

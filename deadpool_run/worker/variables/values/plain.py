@@ -1,0 +1,28 @@
+"""Numbers and texts as nodes for MessagePack, which refuses some of them."""
+
+from typing import Any
+
+_NUMBERS = frozenset({float, int, bool, type(None)})
+_INT64 = 1 << 63
+
+
+def fits(value: int) -> bool:
+    """Return whether a whole number is its own node."""
+    return -_INT64 <= value < _INT64
+
+
+def text_node(value: str) -> Any:
+    """Return the node of a text. The name of a file, say, may have surrogates, which MessagePack refuses."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return ["text", value.encode(errors="surrogatepass")]
+    return value
+
+
+def are_numbers(values: list[Any]) -> bool:
+    """Return whether all values are numbers or None that are their own nodes."""
+    if not _NUMBERS.issuperset(map(type, values)):
+        return False
+    whole = [each for each in values if type(each) is int]
+    return not whole or (fits(min(whole)) and fits(max(whole)))
