@@ -4,7 +4,7 @@ import enum
 from argparse import Namespace
 from collections import ChainMap, OrderedDict, UserDict, UserList, deque
 from collections.abc import Collection, Mapping
-from types import MemberDescriptorType, SimpleNamespace
+from types import FunctionType, MemberDescriptorType, SimpleNamespace
 from typing import Any
 
 from torch import Tensor, nn
@@ -40,6 +40,17 @@ def is_own(kind: type, modules: Collection[str]) -> bool:
         and not issubclass(kind, _WITH_OTHER_STATE)
         and kind.__reduce_ex__ is object.__reduce_ex__
     )
+
+
+def may_be_made(kind: type) -> bool:
+    """Return whether `made` makes an object of the class."""
+    maker: Any = kind.__new__
+    return maker in (object.__new__, SimpleNamespace.__new__) or isinstance(maker, FunctionType)
+
+
+def made(kind: Any) -> Any:
+    """Return a new object without attributes. No code of the class is run."""
+    return object.__new__(kind) if isinstance(kind.__new__, FunctionType) else kind.__new__(kind)
 
 
 _CONTAINERS: tuple[Any, ...] = (OrderedDict, dict, deque, list, set)

@@ -15,7 +15,7 @@ from deadpool_run.worker.codec import array_of, tensor_of
 from deadpool_run.worker.state import generators
 from deadpool_run.worker.variables.values import functions, iterators, library_values
 from deadpool_run.worker.variables.values.objects import Objects, OpaqueError
-from deadpool_run.worker.variables.values.own_objects import replace_attributes, set_attributes
+from deadpool_run.worker.variables.values.own_objects import made, replace_attributes, set_attributes
 from deadpool_run.worker.variables.values.tensors import TensorCopy
 from deadpool_run.worker.variables.values.unkept import raise_refused, with_lost_graph
 from deadpool_run.worker.variables.values.views import view_of
@@ -138,17 +138,17 @@ class ValueReader:
         tag, *parts = node if isinstance(node, list) else [None]
         if tag == "object":
             kind = _class(*parts[:2])
-            return into if type(into) is kind else kind.__new__(kind)
+            return into if type(into) is kind else made(kind)
         if tag == "deque":
             return into if type(into) is deque and into.maxlen == parts[1] else deque(maxlen=parts[1])
         if tag == "defaultdict":
             return into if type(into) is defaultdict else defaultdict(_factory(parts))
         if tag in ("list", "set") or tag in DICTS:
-            made = SEQUENCES.get(tag) or DICTS[tag]
-            return into if type(into) is made else made()
+            plain = SEQUENCES.get(tag) or DICTS[tag]
+            return into if type(into) is plain else plain()
         return None
 
-    def _simple(self, tag: str, parts: list[Any], into: Any) -> Any:  # noqa: C901, PLR0911 - one line for each kind
+    def _simple(self, tag: str, parts: list[Any], into: Any) -> Any:  # noqa: C901, PLR0911, PLR0912 - one line for each kind
         match tag:
             case "lock":
                 return LOCKS[parts[0]]()
@@ -167,6 +167,8 @@ class ValueReader:
                 return with_lost_graph(self.read(parts[0]), self._refuse)
             case "leaf" | "parameter":
                 return self._leaf(*parts, into=into, kind=Tensor if tag == "leaf" else Parameter)
+            case "objects":
+                return _objects(*parts, into=into, read=self.read)
             case "results":
                 kind = getattr(torch.return_types, parts[0], None)
                 return self._there(kind)(map(self.read, parts[1]))
@@ -177,9 +179,9 @@ class ValueReader:
             case "named":
                 return tuple.__new__(_class(*parts[:2]), map(self.read, parts[2]))
         kind = _class(*parts[:2])
-        made = into if type(into) is kind else kind.__new__(kind)
-        replace_attributes(made, dict(zip(parts[2], map(self.read, parts[3]), strict=True)))
-        return made
+        found = into if type(into) is kind else made(kind)
+        replace_attributes(found, dict(zip(parts[2], map(self.read, parts[3]), strict=True)))
+        return found
 
     def _large_tensor(self, which: TensorCopy | int) -> Tensor:
         return self._large[which] if isinstance(which, int) else which.tensor
@@ -274,6 +276,15 @@ def _array(dtype: str, shape: list[int] | None, data: bytes, *, into: Any) -> An
         return made
     into[...] = made
     return into
+
+
+def _objects(shape: list[int], nodes: list[Any], *, into: Any, read: Callable[[Any], Any]) -> Any:
+    numpy = sys.modules["numpy"]
+    is_like = type(into) is numpy.ndarray and into.dtype.hasobject and list(into.shape) == shape
+    found = into if is_like else numpy.empty(shape, object)
+    for at, node in zip(numpy.ndindex(*shape), nodes, strict=True):
+        found[at] = read(node)
+    return found
 
 
 def _class(module: str, name: str) -> Any:

@@ -10,7 +10,7 @@ import threading
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable
 from functools import partial
-from types import MethodType, SimpleNamespace
+from types import MethodType
 from typing import Any
 
 import msgspec
@@ -22,7 +22,7 @@ from deadpool_run.worker.state import generators
 from deadpool_run.worker.state.state_tensors import StateTensors
 from deadpool_run.worker.variables.values import functions, iterators, library_values
 from deadpool_run.worker.variables.values.objects import Objects, OpaqueError, UnkeptDataError
-from deadpool_run.worker.variables.values.own_objects import attributes_of_container, container_of, is_own
+from deadpool_run.worker.variables.values.own_objects import attributes_of_container, container_of, is_own, may_be_made
 from deadpool_run.worker.variables.values.plain import are_numbers, fits, text_node
 from deadpool_run.worker.variables.values.tensors import (
     MOST_BYTES,
@@ -54,7 +54,6 @@ _INLINE_BYTES = 16 << 10
 _DEEPEST = 60
 _TOO_DEEP = f"it has values that are nested more than {_DEEPEST} deep"
 _CODE = (*functions.CODE, MethodType, partial)
-_MAKERS: tuple[Any, ...] = (object.__new__, SimpleNamespace.__new__)
 LOCKS: dict[str, Any] = {"Lock": threading.Lock, "RLock": threading.RLock}
 _LOCKS = {type(make()): name for name, make in LOCKS.items()}
 
@@ -268,6 +267,8 @@ class ValueWriter:
         return node
 
     def _array(self, value: Any) -> Any:
+        if value.dtype.hasobject and type(value).__name__ == "ndarray" and not value.dtype.fields:
+            return ["objects", list(value.shape), self._all(value.reshape(-1).tolist())]
         if not is_numeric_array(value):
             raise OpaqueError
         kind, shape = value.dtype.str, list(value.shape) if value.ndim else None
@@ -294,7 +295,7 @@ class ValueWriter:
                 return ["named", kind.__module__, kind.__qualname__, self._all(value)]
             if kind.__module__ == torch.return_types.__name__:
                 return ["results", kind.__name__, self._all(value)]
-            if is_own(kind, self._own) and kind.__new__ in _MAKERS:
+            if is_own(kind, self._own) and may_be_made(kind):
                 attributes = attributes_of(value)
                 return ["object", kind.__module__, kind.__qualname__, list(attributes), self._all(attributes.values())]
             if (base := container_of(kind, self._own)) is not None:
