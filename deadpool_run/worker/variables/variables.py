@@ -327,7 +327,7 @@ class Variables:
             try:
                 found[name] = reader.read(node)
             except (OpaqueError, KeyError):
-                why = "this process does not have the object, or its class"
+                why = "it has a function, a class or another object that was made after the loop had begun"
                 found[name] = LostValue(_shown(scope, name), why, self.refuse, kept.get(name))
         return found
 

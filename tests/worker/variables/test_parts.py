@@ -85,6 +85,22 @@ def array_of_objects():
     return bump
 
 
+def local_class():
+    @dataclasses.dataclass(frozen=True)
+    class State:
+        seen: int = 0
+        last: tuple = ()
+
+    state = State()
+
+    def bump():
+        nonlocal state
+        state = dataclasses.replace(state, seen=state.seen + 1, last=(*state.last, state.seen))
+        return dataclasses.astuple(state), isinstance(state, State)
+
+    return bump
+
+
 def dicts_with_modules():
     terms = [{"loss": torch.nn.MSELoss(), "weight": 1.0, "tags": ("a", torch.nn.L1Loss())} for _ in range(3)]
 
@@ -243,7 +259,7 @@ def parameter():
 
 KINDS = [
     *(dicts_with_modules, tasks_by_number, closures_in_a_list, guarded_later, tree, ring, chain),
-    *(alone, array_of_objects),
+    *(alone, array_of_objects, local_class),
     *(view_of_a_buffer, view_of_a_later_buffer, view_of_an_array, unusual_tensors, parameter),
 ]
 

@@ -1,6 +1,7 @@
 """Objects of the script's own classes: their attributes, read and set without running code of those classes."""
 
 import enum
+import sys
 from argparse import Namespace
 from collections import ChainMap, OrderedDict, UserDict, UserList, deque
 from collections.abc import Collection, Mapping
@@ -91,3 +92,11 @@ def set_attributes(value: Any, attributes: Mapping[str, Any]) -> None:
             found.__set__(value, each)
         else:
             vars(value)[name] = each
+
+
+def class_of_name(module: str, name: str) -> Any:
+    """Return the class of this name in a Python module; None if there is none."""
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found if isinstance(found, type) else None

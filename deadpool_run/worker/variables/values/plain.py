@@ -1,7 +1,10 @@
-"""Numbers and texts as nodes for MessagePack, which refuses some of them."""
+"""Numbers, texts and factories as nodes for MessagePack, which refuses some of them."""
 
+from collections import defaultdict
 from typing import Any
 
+FACTORIES: dict[str, type] = {each.__name__: each for each in (list, dict, set, int, float, str, tuple)}
+"""The factories with which a `defaultdict` can be rebuilt."""
 _NUMBERS = frozenset({float, int, bool, type(None)})
 _INT64 = 1 << 63
 
@@ -26,3 +29,9 @@ def are_numbers(values: list[Any]) -> bool:
         return False
     whole = [each for each in values if type(each) is int]
     return not whole or (fits(min(whole)) and fits(max(whole)))
+
+
+def factory_of(value: Any) -> list[str]:
+    """Return the name of a `defaultdict`'s factory, if it can be rebuilt with it."""
+    factory = value.default_factory if isinstance(value, defaultdict) else None
+    return [name for name, kind in FACTORIES.items() if kind is factory]

@@ -15,11 +15,12 @@ from deadpool_run.worker.codec import array_of, tensor_of
 from deadpool_run.worker.state import generators
 from deadpool_run.worker.variables.values import functions, iterators, library_values
 from deadpool_run.worker.variables.values.objects import Objects, OpaqueError
-from deadpool_run.worker.variables.values.own_objects import made, replace_attributes, set_attributes
+from deadpool_run.worker.variables.values.own_objects import class_of_name, made, replace_attributes, set_attributes
+from deadpool_run.worker.variables.values.plain import FACTORIES
 from deadpool_run.worker.variables.values.tensors import TensorCopy
 from deadpool_run.worker.variables.values.unkept import raise_refused, with_lost_graph
 from deadpool_run.worker.variables.values.views import view_of
-from deadpool_run.worker.variables.values.writer import DICTS, FACTORIES, LOCKS, SEQUENCES
+from deadpool_run.worker.variables.values.writer import DICTS, LOCKS, SEQUENCES
 
 _CODE = frozenset({"code", "method", "bound", "partial"})
 
@@ -69,7 +70,7 @@ class ValueReader:
             return generators.with_state(tag, self.read(parts[0]), into)
         if tag in library_values.TAGS:
             *names, arguments = parts
-            return library_values.of_parts(tag, names, list(map(self.read, arguments)), into, _class)
+            return library_values.of_parts(tag, names, list(map(self.read, arguments)), into, self._class)
         if tag in self._by_name:
             found = self._by_name[tag](parts[0])
             return id(found) if tag == "id" else found
@@ -137,7 +138,7 @@ class ValueReader:
         """Return the object that `read` fills with what is in it: `into`, or an empty one; None for any other kind."""
         tag, *parts = node if isinstance(node, list) else [None]
         if tag == "object":
-            kind = _class(*parts[:2])
+            kind = self._class(*parts[:2])
             return into if type(into) is kind else made(kind)
         if tag == "deque":
             return into if type(into) is deque and into.maxlen == parts[1] else deque(maxlen=parts[1])
@@ -177,10 +178,16 @@ class ValueReader:
             case "large array":
                 return _array(parts[0], parts[1], self._large_tensor(parts[2]).numpy().tobytes(), into=into)
             case "named":
-                return tuple.__new__(_class(*parts[:2]), map(self.read, parts[2]))
-        kind = _class(*parts[:2])
+                return tuple.__new__(self._class(*parts[:2]), map(self.read, parts[2]))
+        kind = self._class(*parts[:2])
         found = into if type(into) is kind else made(kind)
         replace_attributes(found, dict(zip(parts[2], map(self.read, parts[3]), strict=True)))
+        return found
+
+    def _class(self, module: str, name: str) -> Any:
+        found = class_of_name(module, name) if module else self._by_name["reference"](name)
+        if not isinstance(found, type):
+            raise OpaqueError
         return found
 
     def _large_tensor(self, which: TensorCopy | int) -> Tensor:
@@ -203,7 +210,7 @@ class ValueReader:
 
     def _own_container(self, parts: list[Any], into: Any) -> Any:
         module, name, names, values, node = parts
-        kind = _class(module, name)
+        kind = self._class(module, name)
         made = kind.__new__(kind)
         is_alike = type(into) is kind
         if isinstance(made, deque):
@@ -284,13 +291,4 @@ def _objects(shape: list[int], nodes: list[Any], *, into: Any, read: Callable[[A
     found = into if is_like else numpy.empty(shape, object)
     for at, node in zip(numpy.ndindex(*shape), nodes, strict=True):
         found[at] = read(node)
-    return found
-
-
-def _class(module: str, name: str) -> Any:
-    found: Any = sys.modules.get(module)
-    for part in name.split("."):
-        found = getattr(found, part, None)
-    if not isinstance(found, type):
-        raise OpaqueError
     return found

@@ -22,8 +22,14 @@ from deadpool_run.worker.state import generators
 from deadpool_run.worker.state.state_tensors import StateTensors
 from deadpool_run.worker.variables.values import functions, iterators, library_values
 from deadpool_run.worker.variables.values.objects import Objects, OpaqueError, UnkeptDataError
-from deadpool_run.worker.variables.values.own_objects import attributes_of_container, container_of, is_own, may_be_made
-from deadpool_run.worker.variables.values.plain import are_numbers, fits, text_node
+from deadpool_run.worker.variables.values.own_objects import (
+    attributes_of_container,
+    class_of_name,
+    container_of,
+    is_own,
+    may_be_made,
+)
+from deadpool_run.worker.variables.values.plain import are_numbers, factory_of, fits, text_node
 from deadpool_run.worker.variables.values.tensors import (
     MOST_BYTES,
     TensorCopies,
@@ -40,8 +46,6 @@ from deadpool_run.worker.variables.values.views import has_whole_memory, layout_
 _PLAIN = frozenset({type(None), bool, float, str, bytes})
 DICTS = {each.__name__: each for each in (dict, OrderedDict, Counter, defaultdict)}
 SEQUENCES = {each.__name__: each for each in (list, tuple, set, frozenset, deque)}
-FACTORIES: dict[str, type] = {each.__name__: each for each in (list, dict, set, int, float, str, tuple)}
-"""The factories with which a `defaultdict` can be rebuilt."""
 _LEAST_ID = 1 << 16
 """Python has no object at a lower address."""
 MOST_VALUES = 4096
@@ -292,12 +296,12 @@ class ValueWriter:
             if kind in DICTS.values():
                 return self._container(kind, value, value.keys(), value.values())
             if issubclass(kind, tuple) and hasattr(kind, "_fields"):
-                return ["named", kind.__module__, kind.__qualname__, self._all(value)]
+                return ["named", *self._class(kind), self._all(value)]
             if kind.__module__ == torch.return_types.__name__:
                 return ["results", kind.__name__, self._all(value)]
             if is_own(kind, self._own) and may_be_made(kind):
                 attributes = attributes_of(value)
-                return ["object", kind.__module__, kind.__qualname__, list(attributes), self._all(attributes.values())]
+                return ["object", *self._class(kind), list(attributes), self._all(attributes.values())]
             if (base := container_of(kind, self._own)) is not None:
                 return self._own_container(kind, base, value)
             if library_values.is_kept(value):
@@ -306,10 +310,16 @@ class ValueWriter:
         finally:
             self._within.discard(id(value))
 
+    def _class(self, kind: type) -> tuple[str, str]:
+        """Return the Python module of a class and its name there; no module, and its name as a reference, for a local class."""
+        if class_of_name(kind.__module__, kind.__qualname__) is kind or not (name := self._references.name_of(kind)):
+            return kind.__module__, kind.__qualname__
+        return "", name
+
     def _own_container(self, kind: type, base: Any, value: Any) -> list[Any]:
         columns = [base.keys(value), base.values(value)] if issubclass(base, dict) else [list(base.__iter__(value))]
         attributes = attributes_of_container(value)
-        own = [kind.__module__, kind.__qualname__, list(attributes), self._all(attributes.values())]
+        own = [*self._class(kind), list(attributes), self._all(attributes.values())]
         return ["own container", *own, self._container(base, value, *columns)]
 
     def _of_library(self, value: Any) -> list[Any]:
@@ -336,7 +346,7 @@ class ValueWriter:
         nodes = self._numbers_of(columns) if many else [self._all(each) for each in columns]
         if kind in (set, frozenset):
             nodes = [sorted(each, key=repr) for each in nodes]
-        return [kind.__name__, *nodes, *([value.maxlen] if kind is deque else _factory_of(value))]
+        return [kind.__name__, *nodes, *([value.maxlen] if kind is deque else factory_of(value))]
 
     def _all(self, values: Iterable[Any]) -> list[Any]:
         try:
@@ -387,8 +397,3 @@ def _with_room(copy: TensorCopy | None) -> TensorCopy:
     if copy is None:
         raise UnkeptDataError("all large variables together are larger than 256 MiB")
     return copy
-
-
-def _factory_of(value: Any) -> list[str]:
-    factory = value.default_factory if isinstance(value, defaultdict) else None
-    return [name for name, kind in FACTORIES.items() if kind is factory]
