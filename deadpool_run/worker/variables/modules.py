@@ -1,7 +1,9 @@
 """Variables that scripts attach to modules, parameters, optimizers and protected objects: attributes, buffers, and hooks."""
 
+import dis
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
+from functools import cache
 from itertools import chain
 from operator import is_, itemgetter
 from typing import Any, Generic, TypeVar
@@ -52,7 +54,12 @@ class AttributeTable:
     def all(self) -> dict[str, Any]:
         """Return the variables, and all functions and classes."""
         pairs = list(self._table.items())
-        return {name: value for name, value in pairs if not (name.startswith("__") or name in self._ignored)}
+        return {name: value for name, value in pairs if not (is_of_python(name) or name in self._ignored)}
+
+
+def is_of_python(name: str) -> bool:
+    """Return whether Python reserves a name, as `__doc__`. Scripts may begin one with two underscores."""
+    return name.startswith("__") and name.endswith("__")
 
 
 def _finder_of_changes(first: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
@@ -132,15 +139,30 @@ def _is_small(value: Any) -> bool:
     return kind in LEAVES or is_immutable(value)
 
 
-def is_metric(module: nn.Module) -> bool:
-    """Return whether a module has state of its own, but nothing that can be trained."""
-    is_of_torch = type(module).__module__.partition(".")[0] == "torch"
-    return not (is_of_torch or _is_trained(module))
-
-
 def is_wrapper(obj: object) -> bool:
-    """Return whether an object is torch's wrapper of a module of the script. A wrapper's attributes are not variables."""
+    """Return whether an object is torch's wrapper of a module of the script."""
     return isinstance(obj, DistributedDataParallel) or (isinstance(obj, nn.Module) and inside_compiled(obj) is not None)
+
+
+def ignored_in(owner: object) -> Collection[str]:
+    """Return the attributes of a module or an optimizer that are torch's own, and kept by other means if at all.
+
+    `torch.compile` passes all attributes that a script sets on to the module inside.
+    """
+    if isinstance(owner, DistributedDataParallel):
+        return _set_by_torch(type(owner))
+    if not isinstance(owner, nn.Module):
+        return OF_OPTIMIZERS
+    return OF_MODULES if inside_compiled(owner) is None else vars(owner)
+
+
+@cache
+def _set_by_torch(kind: type) -> frozenset[str]:
+    """Return the names of the attributes that torch's methods of a class set."""
+    of_torch = [vars(base) for base in kind.__mro__ if base.__module__.partition(".")[0] == "torch"]
+    codes = (getattr(each, "__code__", None) for table in of_torch for each in table.values())
+    stores = (each for code in codes if code for each in dis.get_instructions(code) if each.opname == "STORE_ATTR")
+    return OF_MODULES.union(each.argval for each in stores)
 
 
 def buffers_to_keep(module: nn.Module) -> dict[str, Tensor | None]:

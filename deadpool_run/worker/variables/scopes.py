@@ -24,16 +24,15 @@ from deadpool_run.worker.process.frames import (
 from deadpool_run.worker.process.script_files import own_modules
 from deadpool_run.worker.state.optimizers import is_optimizer_wrapper
 from deadpool_run.worker.variables.children import Children
+from deadpool_run.worker.variables.classes import Classes
 from deadpool_run.worker.variables.library_objects import has_only_values
 from deadpool_run.worker.variables.modules import (
     LEAVES,
-    OF_MODULES,
-    OF_OPTIMIZERS,
     AttributeTable,
     FixedTables,
     buffers_to_keep,
     hooks_of,
-    is_metric,
+    ignored_in,
     is_wrapper,
     small_attributes_of,
     submodules_of,
@@ -43,6 +42,7 @@ from deadpool_run.worker.variables.values.functions import (
     Attributes,
     arguments_of,
     defaults_of,
+    functions_in,
     has_changing_defaults,
     set_arguments,
     set_defaults,
@@ -112,16 +112,16 @@ class Scopes:
                 self.objects.add(f"{name}, groups", each.param_groups)
         self._functions: set[int] = set()
         self._with_forward: set[type] = set()
+        self._classes = Classes()
         self._attributes = Attributes()
         self._add(Scope("functions", self._attributes.read, self._attributes.write, self._attributes.remove))
         with_state = [
             (name, each) for name, each in objects if not isinstance(each, nn.Module)
         ]  # modules are in `parts`
         for name, each in (*with_state, *inside):
-            if not is_wrapper(each):
-                self._add_attached(name, each)
-                if isinstance(each, nn.Module):
-                    self.children.add(name, each)
+            self._add_attached(name, each)
+            if isinstance(each, nn.Module) and not is_wrapper(each):
+                self.children.add(name, each)
         for frame_name, frame in function_frames():
             self._search(frame_name, local_variables(frame).items())
         for name, variables in sources.items():
@@ -187,8 +187,12 @@ class Scopes:
 
     def _search_inside(self, start: int) -> None:
         """Search the scopes from this number on. The list grows: a scope may contain further ones."""
-        for scope in islice(self._found, start, None):
-            self._search(scope.name, scope.read().items())
+        while start < len(self._found):
+            for scope in islice(self._found, start, None):
+                self._search(scope.name, scope.read().items())
+            start = len(self._found)
+            for name, kind in self._classes.take(self.is_scope):
+                self._add_class(name, kind)
 
     def _search(self, where: str, variables: Iterable[tuple[str, Any]]) -> None:
         for key, value in list(variables):
@@ -197,6 +201,7 @@ class Scopes:
 
     def _look(self, name: str, value: Any) -> None:
         kind = type(value)
+        self._classes.note(kind, self.modules)
         if self.is_scope(value):
             return
         if kind in (FunctionType, MethodType, partial):
@@ -245,18 +250,22 @@ class Scopes:
             self._add_dict(name, value, vars(value))
 
     def _add_class(self, name: str, kind: type) -> None:
+        self._classes.note(kind, self.modules)
         self.objects.add(name, kind)
         self._add(_of_table(name, AttributeTable(vars(kind)), partial(_set_of_class, kind)))
-        for key, method in list(vars(kind).items()):
-            self._look_into(f"{name}.{key}", getattr(method, "__func__", method))
+        for key, each in list(vars(kind).items()):
+            if isinstance(each, type):
+                self._look(f"{name}.{key}", each)
+            for part, function in functions_in(each):
+                self._look_into(f"{name}.{key}{part}", function)
 
     def _add_attached(self, name: str, owner: Any) -> None:
         """Add the attributes, and the hooks with a state, that a script has attached to a protected object or to a module."""
-        if isinstance(owner, nn.Module):
+        self._classes.note(type(owner), self.modules)
+        if isinstance(owner, nn.Module) and not is_wrapper(owner):
             self._add_forward(type(owner))
         if isinstance(owner, nn.Module | Optimizer | Tensor):
-            ignored = OF_MODULES if isinstance(owner, nn.Module) else OF_OPTIMIZERS
-            self._add_attributes(name, owner, () if is_optimizer_wrapper(owner) else ignored)
+            self._add_attributes(name, owner, () if is_optimizer_wrapper(owner) else ignored_in(owner))
             for key, hook in hooks_of(owner):
                 self._look(f"{name}.{key}", hook)
         elif is_own(type(owner), self.modules):
@@ -296,8 +305,7 @@ class Scopes:
             if self.is_scope(each):
                 continue
             self.objects.add(f"{name}{path}", each)
-            if is_metric(each) or any(kind.__module__ in self.modules for kind in type(each).__mro__):
-                self._add_attached(f"{name}{path}", each)
+            self._add_attached(f"{name}{path}", each)
             if buffers := buffers_to_keep(each):
                 self._add(Scope(f"{name}{path}, buffers", partial(dict, buffers), buffers.update, buffers.pop))
 

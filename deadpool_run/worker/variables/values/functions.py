@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Collection, Mapping
-from functools import partial
+from functools import cached_property, partial
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -61,6 +61,15 @@ def cells_of(value: Any, own: Collection[str]) -> list[Any]:
         return [cell.cell_contents for cell in value.__closure__ or ()]
     except ValueError:
         return []
+
+
+def functions_in(attribute: Any) -> list[tuple[str, Any]]:
+    """Return the functions in an attribute of a class, such as a property, each with the end of a name."""
+    if isinstance(attribute, property):
+        return [(".get", attribute.fget), (".set", attribute.fset), (".delete", attribute.fdel)]
+    return [
+        ("", attribute.func if isinstance(attribute, cached_property) else getattr(attribute, "__func__", attribute))
+    ]
 
 
 class Attributes:

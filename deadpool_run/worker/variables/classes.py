@@ -1,0 +1,28 @@
+"""Classes of the script's that objects have, and that no variable may refer to: a function has made them, say."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+
+class Classes:
+    """The classes that were noted while scopes were searched. They are searched last: most of them are found in modules."""
+
+    def __init__(self) -> None:
+        self._noted: dict[type, None] = {}
+        self._alike: Counter[str] = Counter()
+        """The number of classes of each name: a function may make several."""
+
+    def note(self, kind: type, modules: frozenset[str]) -> None:
+        """Note a class of one of these modules, with its bases."""
+        if kind.__module__ in modules:
+            self._noted |= dict.fromkeys(base for base in kind.__mro__ if base.__module__ in modules)
+
+    def take(self, is_known: Callable[[object], bool]) -> Iterator[tuple[str, type]]:
+        """Yield the noted classes that are not known, each under a name of its own, and forget all."""
+        while self._noted:
+            kind = next(iter(self._noted))
+            del self._noted[kind]
+            if not is_known(kind):
+                name = f"class {kind.__module__}.{kind.__qualname__}"
+                self._alike[name] += 1
+                yield name if self._alike[name] == 1 else f"{name} ({self._alike[name]})", kind

@@ -1,0 +1,166 @@
+"""Variables in places where scripts seldom have any: wrappers, frozen models, classes inside others, bound methods, data sets."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from deadpool_run.worker.variables.variables import Variables
+
+STEPS = 5
+__hidden = 0
+
+
+class Taken(list):
+    """A list that snapshots do not keep, because its class has slots."""
+
+    __slots__ = ()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _group():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def run(make, taken, *, until, and_then=0):
+    """Call the function from `make` in each step. Restore the snapshot in `taken`, or take one if there is none. Return the next results."""
+    variables = Variables()
+    bump, *protected = make()
+    parts = [
+        (f"protected {number}{path}", each) for number, model in enumerate(protected) for path, each in inside(model)
+    ]
+    variables.begin(protected, parts)
+    if until == 0 and not taken:
+        taken.append(variables.take())
+    for step in range(until + and_then):
+        bump()
+        if step == until - 1 and not taken:
+            taken.append(variables.take())
+        else:
+            variables.take()
+    variables.put(taken[0])
+    return bump(), bump(), variables.too_large
+
+
+def inside(model):
+    return [(f".{path}" if path else "", each) for path, each in model.named_modules()]
+
+
+def wrapper():
+    model = DistributedDataParallel(nn.Linear(1, 1))
+    model.updates, model.seen = 0, []
+
+    def bump():
+        model.updates += 1
+        model.seen.append(model.updates)
+        model.best = 2 * model.updates
+        return model.updates, list(model.seen), model.best
+
+    return bump, model
+
+
+def frozen_teacher():
+    teacher = nn.Sequential(nn.Linear(1, 1), nn.ReLU()).requires_grad_(requires_grad=False)
+    teacher.used = 0
+
+    def bump():
+        teacher.used += 1
+        teacher[1].scale = 2 * teacher.used
+        return teacher.used, teacher[1].scale
+
+    return (bump,)
+
+
+class Outer:
+    class Inner:
+        count = 0
+
+        class Innermost:
+            count = 0
+
+    def bump(self):
+        self.Inner.count += 1
+        self.Inner.Innermost.count += 2
+        return self.Inner.count, self.Inner.Innermost.count
+
+
+def nested_class():
+    Outer.Inner.count = Outer.Inner.Innermost.count = 0
+    outer = Outer()
+    return (outer.bump,)
+
+
+def counting_class(start):
+    calls = 0
+
+    class Counting:
+        count = start
+
+        @property
+        def calls(self):
+            nonlocal calls
+            calls += 1
+            return calls
+
+    return Counting
+
+
+def class_of_a_factory():
+    one, others = counting_class(0)(), [counting_class(10)()]
+
+    def bump():
+        type(one).count += 1
+        type(others[0]).count += 2
+        return type(one).count, type(others[0]).count, one.calls, others[0].calls
+
+    return (bump,)
+
+
+def class_of_a_protected_model():
+    class Net(nn.Linear):
+        count = 0
+
+        def forward(self, values):
+            type(self).count += 1
+            return super().forward(values)
+
+    model = Net(1, 1)
+
+    def bump():
+        model(torch.ones(1))
+        return type(model).count
+
+    return bump, model
+
+
+def hidden_global():
+    global __hidden  # noqa: PLW0603 - as scripts do
+    __hidden = 0
+
+    def bump():
+        global __hidden  # noqa: PLW0603 - as above
+        __hidden += 1
+        return __hidden
+
+    return (bump,)
+
+
+PLACES = [wrapper, frozen_teacher, nested_class, class_of_a_factory, class_of_a_protected_model, hidden_global]
+
+
+@pytest.mark.parametrize("make", PLACES, ids=lambda make: make.__name__)
+@pytest.mark.parametrize("until", [0, 1, STEPS])
+def test_a_survivor_repeats_with_what_it_had(make, until):
+    expected = run(make, Taken(), until=until)
+    assert run(make, Taken(), until=until, and_then=1) == expected
+
+
+@pytest.mark.parametrize("make", PLACES, ids=lambda make: make.__name__)
+@pytest.mark.parametrize("rehearsed", [0, 2, STEPS + 1])
+def test_a_replacement_goes_on_with_what_the_lost_rank_had(make, rehearsed):
+    taken = Taken()
+    expected = run(make, taken, until=STEPS)
+    assert run(make, taken, until=rehearsed) == expected
