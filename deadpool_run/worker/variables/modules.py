@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from deadpool_run.worker.codec import attributes_of
 from deadpool_run.worker.compat.modules import buffers_of, hooks_of_tensor, inside_compiled
-from deadpool_run.worker.variables.values.functions import CODE
+from deadpool_run.worker.variables.values.functions import is_code
 from deadpool_run.worker.variables.values.library_values import is_immutable
 
 Owner = TypeVar("Owner")
@@ -36,7 +36,7 @@ class AttributeTable:
         self._ignored = ignored
         self._size = -1
         self._names: list[str] = []
-        self.code = {name: value for name, value in self.all().items() if isinstance(value, CODE)}
+        self.code = {name: value for name, value in self.all().items() if is_code(value)}
         """The functions and classes that it had at first."""
         self._changed_code = _finder_of_changes(self.code)
 

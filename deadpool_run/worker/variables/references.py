@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from deadpool_run.worker.state.numbered import WeaklyNumbered
 from deadpool_run.worker.variables.scopes import Scope
-from deadpool_run.worker.variables.values.functions import CODE
+from deadpool_run.worker.variables.values.functions import is_bound_in_c, is_code
 from deadpool_run.worker.variables.values.objects import Objects, OpaqueError, UnkeptDataError
 
 TAG = "made later"
@@ -85,7 +85,8 @@ class References:
         for scope in scopes:
             for name, value in scope.all().items():
                 for part, each in _with_items(value):
-                    if isinstance(each, CODE) or (isinstance(each, _USED) and _is_opaque(each, write)):
+                    may_be = isinstance(each, _USED) or is_bound_in_c(each)
+                    if is_code(each) or (may_be and _is_opaque(each, write)):
                         self.named.add(f"{scope.name}.{name}{part}{when}", each)
 
 

@@ -38,12 +38,13 @@ from deadpool_run.worker.variables.modules import (
     submodules_of,
 )
 from deadpool_run.worker.variables.values.functions import (
-    CODE,
     Attributes,
     arguments_of,
     defaults_of,
     functions_in,
     has_changing_defaults,
+    is_bound_in_c,
+    is_code,
     set_arguments,
     set_defaults,
 )
@@ -206,6 +207,8 @@ class Scopes:
             return
         if kind in (FunctionType, MethodType, partial):
             self._look_into(name, value)
+        elif is_bound_in_c(value):
+            self._look(f"{name}.__self__", value.__self__)
         elif isinstance(value, ContextVar | threading.local):
             self._add_context(name, value)
         elif issubclass(kind, dict) and dict.__len__(value) <= _MOST_KEYS and not self._is_plain(value):
@@ -296,7 +299,7 @@ class Scopes:
         if kind is tuple:
             return all(type(each) in LEAVES for each in value)
         has_content = kind.__module__ in self.modules or kind.__module__.partition(".")[0] in _WITH_CONTENT
-        is_plain = kind in LEAVES or is_immutable(value) or isinstance(value, CODE)
+        is_plain = kind in LEAVES or is_immutable(value) or is_code(value)
         return is_plain or self.is_scope(value) or not has_content
 
     def _add_module(self, name: str, module: nn.Module) -> None:

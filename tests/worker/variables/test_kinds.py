@@ -638,3 +638,25 @@ def test_data_in_an_unkept_variable_is_freed():
     variables.take()
     batch = None
     assert gone() is None
+
+
+def test_the_next_of_an_iterator_is_lost_as_the_iterator_itself():
+    """As of `take = iter(loader).__next__`."""
+
+    def advance(taken, *, steps):
+        variables, take = Variables(), generator().__next__
+        variables.begin()
+        for _ in range(steps):
+            take()
+            variables.take()
+        taken.append(variables.take())
+        variables.put(taken[0])
+        return take, variables.too_large
+
+    taken = Taken()
+    take, reported = advance(taken, steps=3)
+    assert take() == 3  # nothing has changed since
+    assert [name.rpartition(".")[2] for name in reported] == ["take"]
+    take, _ = advance(taken, steps=2)
+    with pytest.raises(RefusedError, match="position"):
+        take()

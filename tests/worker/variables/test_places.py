@@ -1,5 +1,9 @@
 """Variables in places where scripts seldom have any: wrappers, frozen models, classes inside others, bound methods, data sets."""
 
+import itertools
+import random
+
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -148,7 +152,43 @@ def hidden_global():
     return (bump,)
 
 
-PLACES = [wrapper, frozen_teacher, nested_class, class_of_a_factory, class_of_a_protected_model, hidden_global]
+def methods_in_c():
+    draw, number = random.Random(5).random, itertools.count(3).__next__
+    normal, uniform = np.random.default_rng(1).normal, np.random.RandomState(2).rand
+    seen = []
+    note, count = seen.append, seen.__len__
+
+    def bump():
+        note(number())
+        return draw(), normal(), uniform(), count(), list(seen)
+
+    return (bump,)
+
+
+def method_in_c_of_a_container():
+    def made():
+        return [].append, {}.__setitem__
+
+    add, put = made()
+
+    def bump():
+        add(1)
+        put(len(add.__self__), 2)
+        return len(add.__self__), len(put.__self__)
+
+    return (bump,)
+
+
+PLACES = [
+    wrapper,
+    frozen_teacher,
+    nested_class,
+    class_of_a_factory,
+    class_of_a_protected_model,
+    hidden_global,
+    methods_in_c,
+    method_in_c_of_a_container,
+]
 
 
 @pytest.mark.parametrize("make", PLACES, ids=lambda make: make.__name__)

@@ -1,14 +1,28 @@
 """Functions as values of variables, and the values that they hold: defaults of parameters, attributes, arguments of partial calls."""
 
+import random
 import sys
 from collections.abc import Collection, Mapping
 from functools import cached_property, partial
-from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from types import (
+    BuiltinFunctionType,
+    FunctionType,
+    MethodDescriptorType,
+    MethodType,
+    MethodWrapperType,
+    ModuleType,
+    WrapperDescriptorType,
+)
 from typing import Any
 
 from deadpool_run.worker.variables.values.library_values import is_immutable
 
 CODE = (FunctionType, BuiltinFunctionType, type, ModuleType)
+_BOUND_IN_C = frozenset({BuiltinFunctionType, MethodWrapperType})
+_IN_C = (MethodDescriptorType, WrapperDescriptorType)
+_IN_CYTHON = "cython_function_or_method"
+"""The class of methods of NumPy's generators."""
+_OF_RANDOM: Any = random.random
 _CONSTANT = (type(None), bool, int, float, complex, str, bytes, *CODE)
 _HARMLESS = ("torch.nn.", "torch.optim.")
 """Begin the names of modules of which every function and class may be named. A snapshot may come from a file: it cannot name any other."""
@@ -39,18 +53,45 @@ def code_of_name(module: str, name: str, own: Collection[str]) -> Any:
     return found if may_be_named and is_there else None
 
 
-def name_of_method(method: MethodType) -> str | None:
-    """Return the name under which `bound` makes the method; None if there is none."""
+def name_of_method(method: Any) -> str | None:
+    """Return the name under which `bound` makes the method; None if there is none. Also for methods written in C."""
     name = getattr(method, "__name__", "")
     return name if bound(method.__self__, name) == method else None
 
 
-def bound(owner: Any, name: str) -> MethodType | None:
+def bound(owner: Any, name: str) -> Any:
     """Return a method of an object's class, bound to the object; of a class itself, what the class binds. None if it has no such method."""
-    found = getattr(owner if isinstance(owner, type) else type(owner), name, None)
+    found: Any = getattr(owner if isinstance(owner, type) else type(owner), name, None)
     if isinstance(owner, type):
         return found if isinstance(found, MethodType) else None
-    return MethodType(found, owner) if isinstance(found, FunctionType) else None
+    if isinstance(found, FunctionType) or (type(found).__name__ == _IN_CYTHON and not _is_shared(owner)):
+        return MethodType(found, owner)
+    return found.__get__(owner) if isinstance(found, _IN_C) else None
+
+
+def is_bound_in_c(value: Any) -> bool:
+    """Return whether a value is a method that is written in C, such as `random.Random(5).random`: its object is the script's."""
+    if type(value) not in _BOUND_IN_C:
+        return False
+    owner = value.__self__
+    is_of_module = owner is None or isinstance(owner, ModuleType | type) or _is_shared(owner)
+    return not is_of_module and name_of_method(value) is not None
+
+
+def content_of(value: Any) -> Any:
+    """Return the object of a method that is written in C; any other value itself."""
+    return value.__self__ if is_bound_in_c(value) else value
+
+
+def is_code(value: Any) -> bool:
+    """Return whether a value is a function, a class or a Python module, and has no object that may change."""
+    return isinstance(value, CODE) and not is_bound_in_c(value)
+
+
+def _is_shared(owner: Any) -> bool:
+    """Return whether an object is the generator of `random` or of `numpy.random`, which is kept by other means."""
+    numpy = sys.modules.get("numpy.random.mtrand")
+    return owner is _OF_RANDOM.__self__ or (numpy is not None and owner is numpy.rand.__self__)
 
 
 def cells_of(value: Any, own: Collection[str]) -> list[Any]:
@@ -113,7 +154,7 @@ def has_changing_defaults(function: FunctionType) -> bool:
 def _is_constant(value: Any) -> bool:
     if isinstance(value, tuple | frozenset):
         return all(map(_is_constant, value))
-    return isinstance(value, _CONSTANT) or is_immutable(value)
+    return (isinstance(value, _CONSTANT) and content_of(value) is value) or is_immutable(value)
 
 
 def defaults_of(function: FunctionType) -> dict[str, Any]:

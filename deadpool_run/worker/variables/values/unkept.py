@@ -16,6 +16,7 @@ from torch import Tensor
 
 from deadpool_run.errors import RefusedError
 from deadpool_run.worker.compat.modules import writes_of
+from deadpool_run.worker.variables.values.functions import content_of
 from deadpool_run.worker.variables.values.iterators import is_iterator, progress_of
 from deadpool_run.worker.variables.values.tensors import is_array, sample_of_array
 
@@ -43,6 +44,7 @@ class Unkept:
 
     def __init__(self, value: Any, why: str, *, digest: bool = False) -> None:
         """`why` is the reason why it is not kept. With `digest`, the record has a digest of a value of plain parts."""
+        value = content_of(value)
         self.why = why
         self._parts = list(_parts(value))
         self._size, self._last = _size(value), _last(value)
@@ -57,6 +59,7 @@ class Unkept:
 
     def is_still(self, value: Any, *, thorough: bool = False) -> bool:
         """Return whether the value is the same object, and no change can be detected. Cheap unless `thorough`."""
+        value = content_of(value)
         if self.is_iterator:
             return self._is(value) and progress_of(value) == self._progress
         if type(value) in _CONTAINERS and (id(value) != self._id or _size(value) != self._size):
@@ -70,6 +73,7 @@ class Unkept:
 
     def is_of(self, value: Any) -> bool:
         """Return whether the value is the same object, even if its content has changed."""
+        value = content_of(value)
         if self.is_iterator:
             return self._is(value)
         if type(value) in _CONTAINERS:
@@ -86,6 +90,7 @@ class Unkept:
 
     def undo(self, value: Any) -> bool:
         """Remove what was appended to a list since then. Return whether the value is as it was."""
+        value = content_of(value)
         has_grown = type(value) is list and id(value) == self._id and 0 < self._size < len(value)
         if has_grown and _is_same_last(self._last, _mark(value[self._size - 1])):
             del value[self._size :]

@@ -145,6 +145,8 @@ class ValueWriter:
         """Return the node of an object that every process has, of a method with its object; None for data."""
         if (name := self._references.name_of(value)) is not None:
             return self._function(["reference", name], value) if self._within else ["reference", name]
+        if functions.is_bound_in_c(value):
+            return ["method", self._write(value.__self__), value.__name__]
         if not isinstance(value, _CODE):
             return None
         if isinstance(value, partial):
