@@ -7,52 +7,89 @@ import torch
 
 from deadpool_run.worker.codec import raw_bytes, tensor_of
 
+_SEEDS = "seeds"
+
 
 def kind_of(value: Any) -> str:
     """Return the kind of a generator; empty for other objects, which are not kept."""
-    kind = type(value)
+    return _kind_of_class(type(value), value)
+
+
+def kind_inherited(value: Any) -> str:
+    """Return the kind of generator whose class an object's class derives from; empty for other objects."""
+    return next((kind for each in type(value).__mro__[1:] if (kind := _kind_of_class(each, value))), "")
+
+
+def _kind_of_class(kind: type, value: Any) -> str:
     if kind is random.Random:
         return "random"
     if kind is torch.Generator and value.device.type == "cpu":
         return "generator"
-    if kind.__module__ == "numpy.random._generator" and hasattr(value, "bit_generator"):
-        return "numpy"
-    return "mtrand" if kind.__module__ == "numpy.random.mtrand" and hasattr(value, "get_state") else ""
+    match kind.__module__:
+        case "numpy.random._generator" if hasattr(value, "bit_generator"):
+            return "numpy"
+        case "numpy.random.bit_generator" if hasattr(value, "spawn_key"):
+            return _SEEDS
+        case "numpy.random.mtrand" if hasattr(value, "get_state"):
+            return "mtrand"
+    return ""
 
 
-def state_of(value: Any) -> Any:
-    """Return the state of a generator as plain values or bytes."""
-    match kind_of(value):
+def state_of(value: Any, kind: str = "") -> Any:
+    """Return the state of a generator as plain values or bytes. `kind` is that of its base class, whose methods are used."""
+    match kind or kind_of(value):
         case "random":
-            return value.getstate()
+            return random.Random.getstate(value)
         case "generator":
-            return raw_bytes(value.get_state())
+            return raw_bytes(torch.Generator.get_state(value))
         case "numpy":
-            return value.bit_generator.state
+            bits = value.bit_generator
+            seeds: Any = getattr(bits, "seed_seq", None)  # its children are numbered
+            return bits.state | ({_SEEDS: seeds.state} if kind_of(seeds) == _SEEDS else {})
+        case "seeds":
+            return dict(value.state)
     return value.get_state(legacy=False)
 
 
-KINDS = frozenset({"random", "generator", "numpy", "mtrand"})
+KINDS = frozenset({"random", "generator", "numpy", "mtrand", _SEEDS})
 
 
 def with_state(kind: str, state: Any, into: Any) -> Any:
     """Return a generator of this kind with this state: `into`, if it is of this kind."""
-    found: Any
-    if kind == "random":
-        found = into if type(into) is random.Random else random.Random()  # noqa: S311 - the script's own
-        found.setstate(state)
-        return found
-    if kind == "generator":
-        found = into if type(into) is torch.Generator else torch.Generator()
-        return found.set_state(tensor_of(state))
-    import numpy as np  # noqa: PLC0415 - only states of its generators need numpy
-
-    if kind == "mtrand":
-        found = into if type(into) is np.random.RandomState else np.random.RandomState()
-        found.set_state(state)
-        return found
-    bits = getattr(np.random, state["bit_generator"])
-    is_alike = type(into) is np.random.Generator and type(into.bit_generator) is bits
-    found = into if is_alike else np.random.Generator(bits())
-    found.bit_generator.state = state
+    if kind_of(into) == kind and (kind != "numpy" or type(into.bit_generator).__name__ == state["bit_generator"]):
+        found = into
+    else:
+        found = _made(kind, state)
+    set_state(found, state, kind)
     return found
+
+
+def set_state(found: Any, state: Any, kind: str) -> None:
+    """Set the state of a generator of this kind, or of a class that derives from one."""
+    match kind:
+        case "random":
+            random.Random.setstate(found, state)
+        case "generator":
+            torch.Generator.set_state(found, tensor_of(state))
+        case "numpy":
+            found.bit_generator.state = {name: each for name, each in state.items() if name != _SEEDS}
+            if _SEEDS in state and kind_of(found.bit_generator.seed_seq) == _SEEDS:
+                set_state(found.bit_generator.seed_seq, state[_SEEDS], _SEEDS)
+        case "seeds":
+            if found.state != state:
+                found.__setstate__(_made(kind, state).__reduce__()[2])
+        case _:
+            found.set_state(state)
+
+
+def _made(kind: str, state: Any) -> Any:
+    """Return a new generator of this kind. NumPy is needed only for its own."""
+    if kind == "random":
+        return random.Random()  # noqa: S311 - the script's own
+    if kind == "generator":
+        return torch.Generator()
+    import numpy as np  # noqa: PLC0415 - as above
+
+    if kind == "numpy":
+        return np.random.Generator(getattr(np.random, state["bit_generator"])())
+    return np.random.SeedSequence(**state) if kind == _SEEDS else np.random.RandomState()

@@ -13,7 +13,6 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from deadpool_run.worker.codec import attributes_of
 from deadpool_run.worker.process.frames import (
     closed_over,
     function_frames,
@@ -53,6 +52,7 @@ from deadpool_run.worker.variables.values.objects import Objects, OpaqueError
 from deadpool_run.worker.variables.values.own_objects import (
     attributes_of_container,
     container_of,
+    content_of,
     is_own,
     set_attributes,
 )
@@ -227,7 +227,7 @@ class Scopes:
         if isinstance(value, type) and value.__module__ in self.modules:
             self._add_class(name, value)
         elif is_own(kind, self.modules):
-            read, write = partial(attributes_of, value), partial(set_attributes, value)
+            read, write = partial(content_of, value), partial(set_attributes, value)
             self._add_named(name, value, read, write, partial(object.__delattr__, value))
         elif self._has_attributes(value):
             self.objects.add(name, value)

@@ -179,6 +179,35 @@ def method_in_c_of_a_container():
     return (bump,)
 
 
+class Dice(random.Random):
+    rolled = 0
+
+    def roll(self):
+        self.rolled += 1
+        return self.randrange(1 << 30), self.gauss(0, 1), self.rolled
+
+
+def own_generators():
+    dice, rolls = Dice(3), {"a": 0, "dice": [Dice(4)]}
+    later = None
+
+    def bump():
+        nonlocal later
+        later = later or Dice(5)
+        return dice.roll(), rolls["dice"][0].roll(), later.roll()
+
+    return (bump,)
+
+
+def spawned_generators():
+    parent, seeds = np.random.default_rng(7), np.random.SeedSequence(8)
+
+    def bump():
+        return parent.spawn(1)[0].random(), parent.random(), np.random.default_rng(seeds.spawn(1)[0]).random()
+
+    return (bump,)
+
+
 PLACES = [
     wrapper,
     frozen_teacher,
@@ -188,6 +217,8 @@ PLACES = [
     hidden_global,
     methods_in_c,
     method_in_c_of_a_container,
+    own_generators,
+    spawned_generators,
 ]
 
 

@@ -1,6 +1,7 @@
 """Objects of the script's own classes: their attributes, read and set without running code of those classes."""
 
 import enum
+import random
 import sys
 from argparse import Namespace
 from collections import ChainMap, OrderedDict, UserDict, UserList, deque
@@ -8,10 +9,12 @@ from collections.abc import Collection, Mapping
 from types import FunctionType, MemberDescriptorType, SimpleNamespace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from deadpool_run.worker.codec import attributes_of
+from deadpool_run.worker.state import generators
 
 _WITH_OTHER_STATE = (
     nn.Module,
@@ -31,6 +34,10 @@ _WITH_OTHER_STATE = (
     int,
     float,
 )
+MAKERS: tuple[Any, ...] = (object.__new__, SimpleNamespace.__new__, random.Random.__new__, torch.Generator.__new__)
+"""These make an object of a class without arguments."""
+_STATE = "(state)"
+"""Not an attribute: no attribute has such a name."""
 _OF_PYTHON = (Namespace, SimpleNamespace, UserDict, UserList, ChainMap)
 
 
@@ -46,7 +53,9 @@ def is_own(kind: type, modules: Collection[str]) -> bool:
 def may_be_made(kind: type) -> bool:
     """Return whether `made` makes an object of the class."""
     maker: Any = kind.__new__
-    return maker in (object.__new__, SimpleNamespace.__new__) or isinstance(maker, FunctionType)
+    return maker in MAKERS or (
+        isinstance(maker, FunctionType) and not issubclass(kind, random.Random | torch.Generator)
+    )
 
 
 def made(kind: Any) -> Any:
@@ -84,9 +93,18 @@ def replace_attributes(value: Any, attributes: Mapping[str, Any]) -> None:
     set_attributes(value, attributes)
 
 
+def content_of(value: Any) -> dict[str, Any]:
+    """Return the attributes of an object of the script's, and the state of a generator, if its class derives from one."""
+    kind = generators.kind_inherited(value)
+    return attributes_of(value) | ({_STATE: generators.state_of(value, kind)} if kind else {})
+
+
 def set_attributes(value: Any, attributes: Mapping[str, Any]) -> None:
-    """Set attributes of an object, also those in slots and those of frozen data classes."""
+    """Set what `content_of` returns: attributes of an object, also those in slots and those of frozen data classes."""
     for name, each in attributes.items():
+        if name == _STATE:
+            generators.set_state(value, each, generators.kind_inherited(value))
+            continue
         found = next((vars(base)[name] for base in type(value).__mro__ if name in vars(base)), None)
         if isinstance(found, MemberDescriptorType):
             found.__set__(value, each)

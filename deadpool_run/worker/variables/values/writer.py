@@ -17,7 +17,7 @@ import msgspec
 import torch
 from torch import Tensor, nn
 
-from deadpool_run.worker.codec import attributes_of, raw_bytes
+from deadpool_run.worker.codec import raw_bytes
 from deadpool_run.worker.state import generators
 from deadpool_run.worker.state.state_tensors import StateTensors
 from deadpool_run.worker.variables.values import functions, iterators, library_values
@@ -26,6 +26,7 @@ from deadpool_run.worker.variables.values.own_objects import (
     attributes_of_container,
     class_of_name,
     container_of,
+    content_of,
     is_own,
     may_be_made,
 )
@@ -302,7 +303,7 @@ class ValueWriter:
             if kind.__module__ == torch.return_types.__name__:
                 return ["results", kind.__name__, self._all(value)]
             if is_own(kind, self._own) and may_be_made(kind):
-                attributes = attributes_of(value)
+                attributes = content_of(value)
                 return ["object", *self._class(kind), list(attributes), self._all(attributes.values())]
             if (base := container_of(kind, self._own)) is not None:
                 return self._own_container(kind, base, value)
