@@ -208,6 +208,15 @@ def spawned_generators():
     return (bump,)
 
 
+def order_of_a_set():
+    pending, words = set(range(99)), {"b", "a", "c"}
+
+    def bump():
+        return pending.pop(), list(pending), list(words)
+
+    return (bump,)
+
+
 PLACES = [
     wrapper,
     frozen_teacher,
@@ -219,6 +228,7 @@ PLACES = [
     method_in_c_of_a_container,
     own_generators,
     spawned_generators,
+    order_of_a_set,
 ]
 
 

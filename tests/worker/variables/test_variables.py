@@ -262,6 +262,16 @@ def test_texts_come_back_also_names_of_files_that_are_not_utf_8(name):
     assert names == {name: [name, name + "x"]}
 
 
+def test_a_set_that_is_as_it_was_keeps_its_order():
+    """The order also depends on the items that it once had."""
+    variables, pending = Variables(), {16 * number for number in range(40)}
+    variables.begin()
+    pending.pop()
+    taken, order = variables.take(), list(pending)
+    variables.put(taken)
+    assert list(pending) == order
+
+
 plain = st.recursive(
     st.none()
     | st.booleans()

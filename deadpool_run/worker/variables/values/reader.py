@@ -13,7 +13,7 @@ from torch.nn import Parameter
 
 from deadpool_run.worker.codec import array_of, tensor_of
 from deadpool_run.worker.state import generators
-from deadpool_run.worker.variables.values import functions, iterators, library_values
+from deadpool_run.worker.variables.values import functions, iterators, library_values, sets
 from deadpool_run.worker.variables.values.objects import Objects, OpaqueError
 from deadpool_run.worker.variables.values.own_objects import class_of_name, made, replace_attributes, set_attributes
 from deadpool_run.worker.variables.values.plain import FACTORIES
@@ -250,6 +250,9 @@ class ValueReader:
 
 def _fill(target: Any, base: Any, values: Any) -> Any:
     """Replace the content of a container with the methods of `base`."""
+    if base is set:
+        sets.fill(target, values)
+        return target
     base.clear(target)
     (base.extend if base in (list, deque) else base.update)(target, values)
     return target

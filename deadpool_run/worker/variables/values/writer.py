@@ -347,8 +347,6 @@ class ValueWriter:
     def _container(self, kind: Any, value: Any, *columns: Iterable[Any]) -> list[Any]:
         many = kind.__len__(value) > MOST_VALUES
         nodes = self._numbers_of(columns) if many else [self._all(each) for each in columns]
-        if kind in (set, frozenset):
-            nodes = [sorted(each, key=repr) for each in nodes]
         return [kind.__name__, *nodes, *([value.maxlen] if kind is deque else factory_of(value))]
 
     def _all(self, values: Iterable[Any]) -> list[Any]:
