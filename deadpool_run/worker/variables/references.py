@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from deadpool_run.worker.state.numbered import WeaklyNumbered
-from deadpool_run.worker.variables.scopes import Scope
+from deadpool_run.worker.variables.scope import Scope
 from deadpool_run.worker.variables.values.functions import is_bound_in_c, is_code
 from deadpool_run.worker.variables.values.objects import Objects, OpaqueError, UnkeptDataError
 

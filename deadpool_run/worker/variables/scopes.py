@@ -4,14 +4,16 @@ import sys
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from types import CellType, FunctionType, MethodType, ModuleType
 from typing import Any
+from weakref import WeakSet
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils.data import DataLoader
 
 from deadpool_run.worker.process.frames import (
     closed_over,
@@ -24,6 +26,7 @@ from deadpool_run.worker.process.script_files import own_modules
 from deadpool_run.worker.state.optimizers import is_optimizer_wrapper
 from deadpool_run.worker.variables.children import Children
 from deadpool_run.worker.variables.classes import Classes
+from deadpool_run.worker.variables.data_sets import generator_of, is_data, parts_of
 from deadpool_run.worker.variables.library_objects import has_only_values
 from deadpool_run.worker.variables.modules import (
     LEAVES,
@@ -36,6 +39,7 @@ from deadpool_run.worker.variables.modules import (
     small_attributes_of,
     submodules_of,
 )
+from deadpool_run.worker.variables.scope import Scope
 from deadpool_run.worker.variables.values.functions import (
     Attributes,
     arguments_of,
@@ -66,29 +70,6 @@ _WITH_CONTENT = frozenset({*sys.stdlib_module_names, "numpy", "torch"})
 _VALUE, _UNSET = "value", object()
 
 
-@dataclass(frozen=True, slots=True)
-class Scope:
-    """A named group of variables of the script."""
-
-    name: str
-    read: Callable[[], Mapping[str, Any]]
-    """Returns the present values by variable."""
-    write: Callable[[Mapping[str, Any]], Any]
-    """Sets some variables."""
-    remove: Callable[[str], object] | None = None
-    """Deletes a variable that did not exist at a snapshot; None where that makes no difference."""
-    table: AttributeTable | None = None
-    """Reads them, if unchanged functions and classes are left out."""
-
-    def all(self) -> Mapping[str, Any]:
-        """Return the present values, also those that `read` leaves out."""
-        return self.read() if self.table is None else self.table.all()
-
-    def left_out(self) -> Mapping[str, Any]:
-        """Return what `read` leaves out as long as it does not change."""
-        return {} if self.table is None else self.table.code
-
-
 class Scopes:
     """All scopes, found once. Objects that the script creates later are parts of values."""
 
@@ -114,6 +95,7 @@ class Scopes:
         self._functions: set[int] = set()
         self._with_forward: set[type] = set()
         self._classes = Classes()
+        self._loaders: WeakSet[DataLoader[Any]] = WeakSet()
         self._attributes = Attributes()
         self._add(Scope("functions", self._attributes.read, self._attributes.write, self._attributes.remove))
         with_state = [
@@ -215,12 +197,24 @@ class Scopes:
             self._add_own_dict(name, kind, value)
         elif kind in (list, tuple) and len(value) <= _MOST_KEYS:
             for index, part in enumerate(value):
-                if isinstance(part, nn.Module) or self._has_attributes(part):
+                if isinstance(part, nn.Module) or is_data(part) or self._has_attributes(part):
                     self._look(f"{name}[{index}]", part)
         elif isinstance(value, nn.Module):
             self._add_module(name, value)
         else:
             self._look_at_own(name, kind, value)
+
+    def _add_data(self, name: str, value: Any) -> None:
+        """Add the parts of a loader, or the attributes of a data set or a sampler. A loader, which may have workers, is not kept alive."""
+        if not isinstance(value, DataLoader):
+            self.objects.add(name, value)
+            self._add_attributes(name, value)
+            self._search(name, vars(value).items())
+        elif value not in self._loaders:
+            self._loaders.add(value)
+            if generator := generator_of(value):
+                self._add(Scope(name, partial(dict, generator), len))  # its state is set in place
+            self._search(name, parts_of(value))
 
     def _look_at_own(self, name: str, kind: type, value: Any) -> None:
         """Add a class of the script's, or an object of one."""
@@ -229,6 +223,8 @@ class Scopes:
         elif is_own(kind, self.modules):
             read, write = partial(content_of, value), partial(set_attributes, value)
             self._add_named(name, value, read, write, partial(object.__delattr__, value))
+        elif is_data(value):
+            self._add_data(name, value)
         elif self._has_attributes(value):
             self.objects.add(name, value)
             self._add_attributes(name, value)

@@ -21,7 +21,8 @@ from deadpool_run.worker.variables.children import shown
 from deadpool_run.worker.variables.late_modules import LateModules
 from deadpool_run.worker.variables.left_alone import digests_of_unwritten
 from deadpool_run.worker.variables.references import References
-from deadpool_run.worker.variables.scopes import Scope, Scopes
+from deadpool_run.worker.variables.scope import Scope
+from deadpool_run.worker.variables.scopes import Scopes
 from deadpool_run.worker.variables.values.objects import Objects, OpaqueError, UnkeptDataError
 from deadpool_run.worker.variables.values.reader import ValueReader
 from deadpool_run.worker.variables.values.tensors import TensorCopies, TensorCopy, is_freed, tensors_of

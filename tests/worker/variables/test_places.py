@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, RandomSampler, Subset, TensorDataset
 
 from deadpool_run.worker.variables.variables import Variables
 
@@ -208,6 +209,58 @@ def spawned_generators():
     return (bump,)
 
 
+def tensors_of_a_dataset():
+    data = TensorDataset(torch.zeros(4, 2), torch.arange(4))
+    loader = DataLoader(Subset(data, [1, 2]))
+
+    def bump():
+        data.tensors[0].add_(1)
+        return [float(values.sum()) for values, _ in loader]
+
+    return (bump,)
+
+
+class Growing(Dataset):
+    def __init__(self):
+        self.asked, self.tensors = 0, [torch.zeros(2)]
+
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, index):
+        self.asked += 1
+        self.tensors[0] += 1
+        return self.asked + float(self.tensors[0].sum())
+
+
+class Sampling(RandomSampler):
+    passes = 0
+
+    def __iter__(self):
+        self.passes += 1
+        yield from range(self.passes)
+
+
+def parts_of_a_loader():
+    collated = 0
+
+    def collate(values):
+        nonlocal collated
+        collated += 1
+        return collated, values
+
+    loader = DataLoader(Growing(), collate_fn=collate, generator=torch.Generator().manual_seed(3))
+    others = DataLoader(range(9), sampler=RandomSampler(range(9), generator=torch.Generator().manual_seed(4)))
+    own = DataLoader(range(99), sampler=Sampling(range(9)))
+    sharded = DistributedSampler(range(9), 1, 0)
+
+    def bump():
+        sharded.set_epoch(sharded.epoch + 1)
+        return list(loader), [int(each) for each in others], len(list(own)), list(sharded)
+
+    return (bump,)
+
+
 def order_of_a_set():
     pending, words = set(range(99)), {"b", "a", "c"}
 
@@ -228,6 +281,8 @@ PLACES = [
     method_in_c_of_a_container,
     own_generators,
     spawned_generators,
+    tensors_of_a_dataset,
+    parts_of_a_loader,
     order_of_a_set,
 ]
 

@@ -1,0 +1,30 @@
+"""Scope: a named group of variables of the script."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from deadpool_run.worker.variables.modules import AttributeTable
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """A named group of variables of the script."""
+
+    name: str
+    read: Callable[[], Mapping[str, Any]]
+    """Returns the present values by variable."""
+    write: Callable[[Mapping[str, Any]], Any]
+    """Sets some variables."""
+    remove: Callable[[str], object] | None = None
+    """Deletes a variable that did not exist at a snapshot; None where that makes no difference."""
+    table: AttributeTable | None = None
+    """Reads them, if unchanged functions and classes are left out."""
+
+    def all(self) -> Mapping[str, Any]:
+        """Return the present values, also those that `read` leaves out."""
+        return self.read() if self.table is None else self.table.all()
+
+    def left_out(self) -> Mapping[str, Any]:
+        """Return what `read` leaves out as long as it does not change."""
+        return {} if self.table is None else self.table.code
