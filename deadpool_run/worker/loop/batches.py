@@ -6,15 +6,17 @@ and used indices are skipped without loading them. A loader with `state_dict` re
 
 import hashlib
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from deadpool_run.errors import ScriptError
+from deadpool_run.errors import RefusedError, ScriptError
 from deadpool_run.worker.codec import has_state, raw_bytes
 from deadpool_run.worker.compat.modules import dismiss_workers, has_workers, tree_flatten, tree_unflatten, writes_of
+from deadpool_run.worker.loop.loader_values import LoaderValues
 from deadpool_run.worker.loop.sampler_order import SamplerOrder, generators_of, isolated, samplers, set_epoch
 from deadpool_run.worker.state.rng import put_rng, take_rng
 from deadpool_run.worker.verify.script_names import warn
@@ -42,12 +44,14 @@ def refuse_shared(loaders: Sequence[Any]) -> None:
 
 @dataclass(slots=True)
 class _Position:
-    """A position before a batch. `start` holds the generator states at the epoch's start."""
+    """A position before a batch. `start` holds the states of the generators, and the values, at the epoch's start."""
 
     epoch: int
     done: int
     start: dict[str, Any] | None = None
     loader: Any = None
+    order: int | None = None
+    """A digest of the indices of the batches before; None if unknown."""
 
     @property
     def key(self) -> tuple[int, int]:
@@ -78,6 +82,7 @@ class Batches:
                 "a DataLoader over a map-style dataset, whose workers are seeded again."
             )
         self._order = SamplerOrder(loader) if is_by_index and not self._stateful else None
+        self._values = LoaderValues(loader)
         self._kept: dict[tuple[int, int], _Kept] = {}
         self._at = _Position(0, 0)
         self._iterator: Iterator[Any] | None = None
@@ -116,18 +121,31 @@ class Batches:
         at = self._at
         if self._stateful and at.loader is None and self._next == at.key:
             at.loader = self._loader.state_dict()
-        start = at.start
+        start, own = at.start, self._own_states()
         if start is None:  # the epoch has not started: it will start from the present states
-            start = {"global": None, "own": [each.get_state() for each in generators_of(self._loader)], "anew": True}
-        return {"epoch": at.epoch, "done": at.done, "begun": start, "loader": at.loader}
+            start = {"global": None, "own": own, "anew": True}
+        return {
+            "epoch": at.epoch,
+            "done": at.done,
+            "begun": start,
+            "loader": at.loader,
+            "order": at.order,
+            "own": own,
+            "values": self._values.take(),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Set the position; the loader is repositioned when the next batch is taken."""
+        """Set the position, and the loader's own generators and values. The loader is repositioned when the next batch is taken."""
         start = state["begun"]
+        if self._next != (state["epoch"], state["done"]) and self._has_drawn(state):
+            self._kept.clear()
         if start["global"] is None:
             self._put_generators(start)
             start = self._next = None
-        self._at = _Position(state["epoch"], state["done"], start, state["loader"])
+        if "own" in state:  # else of a checkpoint of an earlier version
+            self._put_own(state["own"])
+            self._values.put(state["values"])
+        self._at = _Position(state["epoch"], state["done"], start, state["loader"], state.get("order"))
 
     # --- the loader ----------------------------------------------------------------------------------------------
 
@@ -136,7 +154,7 @@ class Batches:
         at = self._at
         for epoch in (at.epoch, at.epoch + 1):
             if self._iterator is None:
-                start = self._generator_states()
+                start = self._begin()
                 self._at = _Position(epoch, 0, start)
                 self._iterator = self._iterate(epoch, start, skip=0)
             try:
@@ -145,28 +163,41 @@ class Batches:
                 self._iterator = self._next = None
                 continue
             at = self._at
-            self._at = _Position(at.epoch, at.done + 1, at.start)
+            order = None if self._order is None else self._order.digest(at.done + 1)
+            self._at = _Position(at.epoch, at.done + 1, at.start, order=order)
             self._next = self._at.key
             return batch
         raise ScriptError("batches(): the loader gave no batch for a whole epoch.\nPass a loader that is not empty.")
 
     def _reposition(self, at: _Position) -> None:
-        """Make an iterator at this position, and leave the global generators as they are."""
+        """Make an iterator at this position, and leave all generators and values as they are."""
         self._iterator = None
+        if at.start is None and (not self._stateful or at.loader is None):
+            return  # the epoch has not started
+        own = self._own_states()
+        try:
+            with isolated(), self._as_of(at.start or {}):
+                self._iterator = self._restarted(at)
+        finally:
+            self._put_own(own)
+        if self._order is not None and at.order not in (None, self._order.digest(at.done)):
+            raise RefusedError(_other_order(self._loader, at.epoch))
+        self._next = at.key
+
+    def _restarted(self, at: _Position) -> Iterator[Any]:
         if self._stateful and at.loader is not None:
             self._set_epoch(at.epoch)
             self._loader.load_state_dict(at.loader)
-            with isolated():
-                self._iterator = iter(self._loader)
-            self._next = at.key
-            return
-        if at.start is None:
-            return  # the epoch has not started
+            return iter(self._loader)
+        assert at.start is not None
         self._put_generators(at.start)
-        with isolated():
-            put_rng(at.start["global"])
-            self._iterator = self._iterate(at.epoch, at.start, skip=at.done)
-        self._next = at.key
+        put_rng(at.start["global"])
+        return self._iterate(at.epoch, at.start, skip=at.done)
+
+    def _as_of(self, start: dict[str, Any]) -> AbstractContextManager[None]:
+        is_anew = start.get("anew", True) or not has_workers(self._loader)
+        values, of_workers = start.get("values", {}), start.get("workers")
+        return self._values.as_of(values, of_workers, for_new_workers=self._keeps and is_anew)
 
     def _iterate(self, epoch: int, start: dict[str, Any], *, skip: int) -> Iterator[Any]:
         self._set_epoch(epoch)
@@ -180,17 +211,33 @@ class Batches:
     def _set_epoch(self, epoch: int) -> None:
         set_epoch([self._loader, *samplers(self._loader)], epoch)
 
-    def _generator_states(self) -> dict[str, Any]:
-        own = [generator.get_state() for generator in generators_of(self._loader)]
-        return {"global": take_rng(), "own": own, "anew": not has_workers(self._loader)}
+    def _begin(self) -> dict[str, Any]:
+        """Return the states of the generators, and the values, before an epoch starts."""
+        is_anew = not has_workers(self._loader)
+        earlier = None if is_anew else self._at.start
+        start = {"global": take_rng(), "own": self._own_states(), "anew": is_anew, "values": self._values.take()}
+        if earlier is not None:  # its workers have the values with which they were made
+            start["workers"] = earlier.get("workers", earlier.get("values", {}))
+        return start
+
+    def _own_states(self) -> list[torch.Tensor]:
+        return [each.get_state() for each in generators_of(self._loader)]
+
+    def _put_own(self, states: Sequence[torch.Tensor]) -> None:
+        for generator, state in zip(generators_of(self._loader), states, strict=True):
+            generator.set_state(state)
+
+    def _has_drawn(self, state: dict[str, Any]) -> bool:
+        """Return whether generators or values of the samplers have changed since, so that an iterator may not go on."""
+        own_changed = not all(map(torch.equal, state.get("own", ()), self._own_states()))
+        return own_changed or self._values.have_samplers_changed(state.get("values", {}))
 
     def _put_generators(self, start: dict[str, Any]) -> None:
         """Set the loader's own generators, and drop persistent workers that did not exist yet.
 
         Making workers draws from the generators, keeping them does not.
         """
-        for generator, state in zip(generators_of(self._loader), start["own"], strict=True):
-            generator.set_state(state)
+        self._put_own(start["own"])
         if start["anew"] and has_workers(self._loader):
             dismiss_workers(self._loader)
 
@@ -223,6 +270,15 @@ def _seed(start: dict[str, Any]) -> bytes:
     for own in start["own"]:
         found.update(raw_bytes(own))
     return found.digest()
+
+
+def _other_order(loader: Any, epoch: int) -> str:
+    kind = type(samplers(loader)[-1]).__name__
+    return (
+        f"batches(): the order of epoch {epoch} cannot be repeated after a loss: the {kind} drew other indices than before, though it had "
+        "the generators and the attributes of the epoch's start.\nLet the order depend on torch's, NumPy's and Python's generators, "
+        "set_epoch(), and numbers, lists and tensors in the sampler's attributes only, and on no generator that the script uses too."
+    )
 
 
 def _refusal(loader: Any) -> str:

@@ -5,10 +5,12 @@ The sampler draws at the same time and from the same generators as in a loop ove
 random state, which starts from the state that its first draw leaves.
 """
 
+import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import msgspec
 import torch
 from torch.utils.data import DataLoader
 
@@ -54,6 +56,10 @@ class SamplerOrder:
             self._pass.catch_up()
         return iterator
 
+    def digest(self, count: int) -> int:
+        """Return a digest of the first `count` batches' indices. A later call has the same count, or a higher one."""
+        return 0 if self._pass is None else self._pass.digest(count)
+
     def __iter__(self) -> Iterator[Any]:
         self._pass = _Pass(iter(self._inner), foreign=self._foreign, skip=self._skip, seed=self._seed)
         return self._pass
@@ -72,6 +78,8 @@ class _Pass:
         self._seed = seed
         self._number = 0
         self._stream: RngStates | None = None
+        self._digests = {0: 0}
+        """By the number of indices drawn."""
 
     def __iter__(self) -> "_Pass":
         return self
@@ -85,8 +93,18 @@ class _Pass:
         while self._number < self._skip:
             self._draw()
 
+    def digest(self, count: int) -> int:
+        for older in [number for number in self._digests if number < min(count, self._number)]:
+            del self._digests[older]
+        return self._digests.get(count, 0)
+
     def _draw(self) -> Any:
+        index = self._drawn()
+        self._digests[self._number + 1] = zlib.crc32(_encoded(index), self._digests[self._number])
         self._number += 1
+        return index
+
+    def _drawn(self) -> Any:
         if self._stream is None:
             index = next(self._inner)
             self._stream = take_rng() if self._foreign else None
@@ -96,6 +114,18 @@ class _Pass:
             index = next(self._inner)
             self._stream = take_rng()
         return index
+
+
+def _encoded(index: Any) -> bytes:
+    try:
+        return msgspec.msgpack.encode(index, enc_hook=_plain)
+    except (TypeError, ValueError, OverflowError):
+        return b""
+
+
+def _plain(index: Any) -> Any:
+    """Return the numbers of a tensor or an array; the class of another object, which may show its address."""
+    return index.tolist() if hasattr(index, "tolist") else type(index).__qualname__
 
 
 def samplers(loader: Any) -> list[Any]:

@@ -76,12 +76,13 @@ class ValueWriter:
         copies: TensorCopies | None = None,
         state: StateTensors | None = None,
         noting: str = "",
+        most_bytes: int = MOST_BYTES,
     ) -> None:
         """Without `objects`, identities are not written. `named` are the objects whose content is written elsewhere.
 
         Tensors of `state` are written by name. Of `references`, only the name is written: no snapshot holds such objects, but every process of the rank has them.
         `own` are the modules whose objects are written with their attributes. Large tensors become `TensorCopy`s out of `copies`.
-        With `noting`, objects are added to `objects`, under names that begin so.
+        With `noting`, objects are added to `objects`, under names that begin so. `most_bytes` is the limit on one value.
         """
         self._objects = objects
         self._named = named or Objects()
@@ -90,6 +91,7 @@ class ValueWriter:
         self._copies = copies or TensorCopies()
         self._state = state
         self._noting = noting
+        self._most_bytes = most_bytes
         self._made: dict[int, tuple[int, Any]] = {}
         """The objects that were made after the loop began, each with its number."""
         self._numbers = itertools.count()
@@ -247,8 +249,8 @@ class ValueWriter:
 
     def _count_bytes(self, nbytes: int) -> None:
         self._bytes += nbytes
-        if self._bytes > MOST_BYTES:
-            raise UnkeptDataError(f"it is larger than {MOST_BYTES >> 20} MiB")
+        if self._bytes > self._most_bytes:
+            raise UnkeptDataError(f"it is larger than {self._most_bytes >> 20} MiB")
 
     def _tensor(self, value: Tensor) -> Any:
         if value.is_meta or self._copies.is_other(value):
