@@ -104,6 +104,32 @@ def own_sampler(rank, _size):
     return fed(rank, DataLoader(Samples(PER_EPOCH * BATCH), BATCH, sampler=Drawing()))
 
 
+class Harder(Samples):
+    """Samples with noise whose strength the script changes."""
+
+    strength = 0.0
+
+    def __getitem__(self, index):
+        fixed = torch.randn(WIDTH, generator=torch.Generator().manual_seed(index))
+        return index, fixed + self.strength * random.random()
+
+
+@item("Job.batches: a weighted sampler and a dataset that change in each step, workers, one generator")
+def changing(rank, _size):
+    samples, generator = Harder(PER_EPOCH * BATCH), torch.Generator().manual_seed(rank)
+    sampler = WeightedRandomSampler(torch.ones(len(samples)), len(samples), generator=generator)
+    loop = fed(rank, DataLoader(samples, BATCH, sampler=sampler, num_workers=1))
+    train = loop.step
+
+    def step(index, batch):
+        train(index, batch)
+        samples.strength = 0.1 * index
+        sampler.weights[batch[0]] = 1 + index + torch.rand((), generator=generator).double()
+
+    loop.step = step
+    return loop
+
+
 class Stateful:
     """A loader that restores its position, without torchdata."""
 
