@@ -72,6 +72,11 @@ def hook_states(ddp: DistributedDataParallel) -> list[Any]:
     return [state for _, state in ddp._comm_hooks]  # noqa: SLF001
 
 
+def comm_hooks(ddp: DistributedDataParallel) -> list[Any]:
+    """Return a DDP's communication hooks, in the order of registration."""
+    return [hook for hook, _ in ddp._comm_hooks]  # noqa: SLF001
+
+
 def decide_buckets(ddp: DistributedDataParallel) -> bool:
     """Have DDP decide its buckets, as its next forward would; return whether it did. Collective of its group."""
     ddp._has_rebuilt_buckets = ddp.reducer._rebuild_buckets()  # noqa: SLF001

@@ -13,6 +13,7 @@ from deadpool_run.errors import ScriptError
 from deadpool_run.vault.segments import SlotRole
 from deadpool_run.worker.codec import TreeWriter, has_state
 from deadpool_run.worker.compat.modules import hook_states
+from deadpool_run.worker.process.script_files import own_modules
 from deadpool_run.worker.snapshot.plan import describe
 from deadpool_run.worker.state import hooks
 from deadpool_run.worker.state.modules import ModuleState
@@ -56,6 +57,8 @@ def check_module(state: ModuleState) -> None:
     check_tree(state.extra(), state.name)
     for ddp in state.replicated:
         for hook in filter(hooks.is_unknown, hook_states(ddp)):
+            if type(hook).__module__ in {name for name, _, _ in own_modules()}:
+                continue  # variables of the script's objects are kept
             warn(
                 f"protect(): DDP's communication hook in {state.name!r} keeps a {type(hook).__qualname__}, whose state is not "
                 "protected.\nAdd state_dict() and load_state_dict() to that class."

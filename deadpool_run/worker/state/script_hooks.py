@@ -94,7 +94,7 @@ class ScriptHooks:
                 same = (hook for hook in before if (hook.table, hook.key) == (table, key) and hook.function is function)
                 if (hook := next(same, None)) is not None:
                     yield hook
-                elif isinstance(function, _LostHook) or _module_of(function) in self._own:
+                elif isinstance(function, _LostHook) or module_of(function) in self._own:
                     yield _Hook(table, key, function, flags)
 
     def _number(self, name: str, hook: _Hook) -> int:
@@ -144,7 +144,7 @@ def _tables(owner: _Owner) -> tuple[str, ...]:
     return _MODULE if isinstance(owner, nn.Module) else _TENSOR if isinstance(owner, Tensor) else _OPTIMIZER
 
 
-def _module_of(function: Any) -> str | None:
+def module_of(function: Any) -> str | None:
     """Return the name of the Python module that has the code of a hook."""
     while isinstance(function, functools.partial):
         function = function.func

@@ -3,17 +3,20 @@
 import dis
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from itertools import chain
 from operator import is_, itemgetter
+from types import FunctionType, MethodType
 from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.lr_scheduler import LRScheduler
 
 from deadpool_run.worker.codec import attributes_of
-from deadpool_run.worker.compat.modules import buffers_of, hooks_of_tensor, inside_compiled
+from deadpool_run.worker.compat.modules import buffers_of, comm_hooks, hook_states, hooks_of_tensor, inside_compiled
+from deadpool_run.worker.state.hooks import is_unknown
 from deadpool_run.worker.variables.values.functions import is_code
 from deadpool_run.worker.variables.values.library_values import is_immutable
 
@@ -187,3 +190,19 @@ def hooks_of(obj: Any) -> Iterator[tuple[str, Any]]:
         if key.endswith(_HOOKS) and isinstance(hooks, Mapping):
             for number, hook in enumerate(list(hooks.values())):
                 yield f"{key}[{number}]", hook
+    if isinstance(obj, DistributedDataParallel):
+        for number, (hook, state) in enumerate(zip(comm_hooks(obj), hook_states(obj), strict=True)):
+            yield f"communication hook[{number}]", hook
+            if is_unknown(state):
+                yield f"the state of communication hook[{number}]", state
+
+
+def functions_of(obj: object, depth: int = 2) -> Iterator[tuple[str, Any]]:
+    """Yield the functions in attributes of a protected object, also in lists, and those of schedulers inside it."""
+    for key, value in attributes_of(obj).items():
+        for number, each in enumerate(value if type(value) in (list, tuple) else [value]):
+            name = f"{key}[{number}]" if type(value) in (list, tuple) else key
+            if isinstance(each, (FunctionType, MethodType, partial)):
+                yield name, each
+            elif depth and isinstance(each, LRScheduler):
+                yield from ((f"{name}.{inner}", function) for inner, function in functions_of(each, depth - 1))

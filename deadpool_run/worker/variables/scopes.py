@@ -24,6 +24,7 @@ from deadpool_run.worker.process.frames import (
 )
 from deadpool_run.worker.process.script_files import own_modules
 from deadpool_run.worker.state.optimizers import is_optimizer_wrapper
+from deadpool_run.worker.state.script_hooks import module_of
 from deadpool_run.worker.variables.children import Children
 from deadpool_run.worker.variables.classes import Classes
 from deadpool_run.worker.variables.data_sets import generator_of, is_data, parts_of
@@ -33,6 +34,7 @@ from deadpool_run.worker.variables.modules import (
     AttributeTable,
     FixedTables,
     buffers_to_keep,
+    functions_of,
     hooks_of,
     ignored_in,
     is_wrapper,
@@ -105,6 +107,7 @@ class Scopes:
             self._add_attached(name, each)
             if isinstance(each, nn.Module) and not is_wrapper(each):
                 self.children.add(name, each)
+        self._look_at_functions((name, hooks_of(each)) for name, each in objects if is_wrapper(each))
         for frame_name, frame in function_frames():
             self._search(frame_name, local_variables(frame).items())
         for name, variables in sources.items():
@@ -267,8 +270,17 @@ class Scopes:
             self._add_attributes(name, owner, () if is_optimizer_wrapper(owner) else ignored_in(owner))
             for key, hook in hooks_of(owner):
                 self._look(f"{name}.{key}", hook)
-        elif is_own(type(owner), self.modules):
+            return
+        if is_own(type(owner), self.modules):
             self._add(Scope(f"{name}, attributes", partial(small_attributes_of, owner), partial(set_attributes, owner)))
+        self._look_at_functions([(name, functions_of(owner))])
+
+    def _look_at_functions(self, found: Iterable[tuple[str, Iterable[tuple[str, Any]]]]) -> None:
+        """Look into the script's functions among these, by owner."""
+        for name, functions in found:
+            for key, function in functions:
+                if module_of(function) in self.modules:
+                    self._look(f"{name}.{key}", function)
 
     def _add_forward(self, kind: type[nn.Module]) -> None:
         """Add the method that runs a class of modules: a script may replace it, also in a class of torch's."""
