@@ -61,7 +61,6 @@ class LoopMember(RepairParticipant):
         self._late = LateBuckets(self._decide_buckets, lambda: self.is_rehearsal or self.registry.recording is not None)
 
     # --- steps ---------------------------------------------------------------------------------------------------
-    #
     # A step lasts from the moment the loop receives its index until it asks for the next: code after `with step:` (a
     # scheduler's step, an evaluation) belongs to it. Version k is the state in which the loop received index k. So a step
     # that is repeated is repeated whole.
@@ -88,6 +87,8 @@ class LoopMember(RepairParticipant):
         self._updates.begin_step()
         self._late.begin_step()
         self.registry.begin_step(index, rehearsed=index < REHEARSAL_STEPS)
+        if not (self.rehearsing or self.practising):
+            self.snapshots.protected.watch_gradients(index, copying=self.trial.running)
         self._step_began_ns = time.monotonic_ns()
 
     def enter_step(self) -> None:
@@ -113,7 +114,7 @@ class LoopMember(RepairParticipant):
             self.snapshots.check_writes()
         self._optimizers = True
         self._updates.note()
-        self.snapshots.note_optimizer(optimizer)
+        self.snapshots.note_optimizer(optimizer, has_closure=bool(args or kwargs))
         if self._in_step:
             self._rank_entry.phase = Phase.OPTIMIZER
 
@@ -127,8 +128,7 @@ class LoopMember(RepairParticipant):
                 self._link.send(ev.LoopBypassed(THIS_WORKER))
                 warn(_OUTSIDE_LOOP)
             return
-        index = self.session.step
-        if index is None:
+        if (index := self.session.step) is None:
             return
         if index < REHEARSAL_STEPS and (name := self.snapshots.name_of(optimizer)) is not None:
             self._rehearsal.optimizers.add(name)

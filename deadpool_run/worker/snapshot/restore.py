@@ -168,7 +168,10 @@ class Restoration:
         gradients = [
             Kept(self._parameters[name], gradient, name in in_buckets) for name, gradient in values["gradients"].items()
         ]
-        return values | {"gradients": gradients}
+        keeps: dict[str, Any] = {"without": [], "lost": []} | values["keeps"]  # an earlier version knew neither
+        for part in ("without", "lost"):
+            keeps[part] = keeps[part] and [self._parameters[name] for name in keeps[part]]
+        return values | {"gradients": gradients, "keeps": keeps}
 
     def _blob(self, index: int) -> bytes:
         offset, nbytes = self._manifest.blobs[index]

@@ -35,7 +35,7 @@ from deadpool_run.worker.snapshot.plan import BufferCopies, CapturePlan, live_te
 from deadpool_run.worker.snapshot.restore import Restoration
 from deadpool_run.worker.snapshot.slot_memory import SlotMemory
 from deadpool_run.worker.snapshot.writer import StateCapture
-from deadpool_run.worker.state import gradients, script_hooks
+from deadpool_run.worker.state import script_hooks
 from deadpool_run.worker.state.digest import sample, samples_equal
 from deadpool_run.worker.state.process_settings import ProcessSettings
 from deadpool_run.worker.state.protected import Protected
@@ -158,8 +158,13 @@ class Snapshots:
         parts += ((f"the optimizer {state.name}", state.optimizer) for state in protected.optimizers.values())
         self._hooks.begin(parts, self.variables.own_modules())
 
-    def note_optimizer(self, optimizer: Optimizer) -> None:
-        """Note that an optimizer is about to update, and so to use up the gradients of its parameters."""
+    def note_optimizer(self, optimizer: Optimizer, *, has_closure: bool = False) -> None:
+        """Note that an optimizer is about to update, and so to use up the gradients of its parameters.
+
+        Refuses that if they are left from the step before, and were lost. A closure may set them first.
+        """
+        if not has_closure:
+            self.protected.left.note_update(each for group in optimizer.param_groups for each in group["params"])
         self._stepped.add(id(optimizer))
 
     def name_of(self, optimizer: Optimizer) -> str | None:
@@ -245,7 +250,7 @@ class Snapshots:
         Raises `SnapshotError` if our copy of the small state is of another version.
         """
         self.wait()
-        self._stepped.clear()
+        self._forget_step()
         if self._copy_of != version:
             raise SnapshotError(
                 f"cannot rewind to version {version}: the worker's own copy is of version {self._copy_of}"
@@ -267,7 +272,7 @@ class Snapshots:
         live objects; the message lists the differences.
         """
         self.wait()
-        self._stepped.clear()
+        self._forget_step()
         memory = self._memory_of(version)
         manifest = segments.read_manifest(memory.fd, version)
         memory.ensure(max((offset + nbytes for offset, nbytes in manifest.ranges()), default=0))
@@ -316,9 +321,15 @@ class Snapshots:
             atexit.unregister(self.close)
             self._free_slots()
 
+    def _forget_step(self) -> None:
+        """Forget what is known of a step that is undone."""
+        self._stepped.clear()
+        self.protected.left.unwatch()
+
     def _take(self, version: Version) -> None:
         with torch.no_grad():
             self._copy_of = None
+            self.protected.left.unwatch()
             plan = self._plan
             # Query before our own copies are enqueued on the same streams, and only devices in use: a query of another
             # device would open a context there.
@@ -339,7 +350,7 @@ class Snapshots:
                     script_hooks.shown(name), "it was registered or removed after the loop began"
                 )
             self.values["keeps"] = {
-                "gradients": any(parameter.grad is not None for parameter in parameters),
+                **self.protected.gradient_facts(parameters, version),
                 "unequal": sorted(self.agreement.unequal),
                 "early": self._writes_before_update,
             }
@@ -375,13 +386,10 @@ class Snapshots:
         """Set what `Protected.put` leaves: gradients, and what is known of the script."""
         self.protected.state_tensors.forget()
         self._settings.put(values.get("settings", {}))  # a checkpoint of an earlier version has none of these
+        keeps = values["keeps"]
+        self.protected.left.refuse = self.variables.refuse
+        self.protected.put_gradients(values["gradients"], keeps)  # first: a variable may have the same memory
         self.variables.put(values.get("variables", {}))
         self._hooks.put(values.get("hooks", {}), self.variables.refuse)
-        keeps = values["keeps"]
         self.agreement.unequal.update(keeps["unequal"])
         self._writes_before_update |= keeps["early"]
-        self.protected.views.restore(values["gradients"])
-        parameters = self.protected.parameters().values()
-        gradients.put(parameters, values["gradients"], zeroed=keeps["gradients"])
-        kept = {id(each.parameter) for each in values["gradients"]}
-        self.protected.used.note(parameter for parameter in parameters if id(parameter) not in kept)

@@ -96,6 +96,8 @@ class Writer:
         kept = {names[id(each.parameter)]: each.gradient for each in gradients}
         in_buckets = [names[id(each.parameter)] for each in gradients if each.in_bucket]
         keeps = capture.values["keeps"] | {"in_buckets": in_buckets}
+        for part in ("without", "lost"):
+            keeps[part] = keeps[part] and [names[id(parameter)] for parameter in keeps[part]]
         own = {"members": members, "gradients": kept, "keeps": keeps}
         values: dict[str, Any] = {
             part: {name: tree.encode(value, f"the state of {name!r} ({part})") for name, value in by_name.items()}

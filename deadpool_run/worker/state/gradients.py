@@ -1,11 +1,11 @@
 """Gradients that outlive a step, because a script accumulates them over several steps.
 
 Usually there are none: the next step drops gradients that an optimizer has used. A gradient is state if no optimizer with
-its parameter has updated since it was last written to.
+its parameter has updated since it was last written to. `left_gradients` is about the others.
 """
 
 import weakref
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 from deadpool_run.errors import ScriptError, SnapshotError
 from deadpool_run.worker.compat import fsdp
 from deadpool_run.worker.compat import modules as compat_nn
+from deadpool_run.worker.state.left_gradients import LeftGradients
 
 
 class Kept(NamedTuple):
@@ -126,19 +127,30 @@ class BucketViews:
             parameter.grad = self._views[id(parameter)] if in_bucket else None
 
 
-def put(parameters: Iterable[Tensor], kept: Iterable[Kept], *, zeroed: bool) -> None:
-    """Set the kept gradients, and drop all others; with `zeroed`, zero them instead."""
+def put(
+    parameters: Mapping[str, Tensor],
+    kept: Iterable[Kept],
+    without: Collection[int],
+    lost: Collection[int] | None,
+    left: LeftGradients,
+) -> None:
+    """Set the kept gradients. `without` and `lost` are identities of parameters.
+
+    Those `without` had no gradient. Those that are `lost`, or all others if that is None, get stand-ins. The rest had zeros.
+    """
     values = {id(parameter): gradient for parameter, gradient, _ in kept}
-    for parameter in parameters:
+    for name, parameter in parameters.items():
         gradient = values.get(id(parameter))
         if gradient is not None and parameter.grad is not None and parameter.grad.shape == gradient.shape:
             parameter.grad.copy_(gradient)  # in place: it may be a view of a bucket of DDP's
         elif gradient is not None:
             parameter.grad = gradient.clone()
-        elif parameter.grad is not None and zeroed:
-            parameter.grad.zero_()
-        else:
+        elif id(parameter) in without:
             parameter.grad = None
+        elif lost is None or id(parameter) in lost:
+            left.lose(parameter, name)
+        elif parameter.grad is not None:
+            left.zero(parameter.grad)
 
 
 def refuse_gathered(modules: Collection[FSDPModule]) -> None:

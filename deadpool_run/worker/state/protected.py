@@ -1,6 +1,6 @@
 """The protected objects by name, and their tensors."""
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import chain
 from typing import Any
 
@@ -15,6 +15,8 @@ from deadpool_run.worker.codec import copied
 from deadpool_run.worker.compat import fsdp
 from deadpool_run.worker.compat import modules as compat_nn
 from deadpool_run.worker.state import gradients
+from deadpool_run.worker.state.gradients import Kept
+from deadpool_run.worker.state.left_gradients import LeftGradients, is_stand_in, is_watched
 from deadpool_run.worker.state.modules import ModuleState
 from deadpool_run.worker.state.optimizers import OptimizerState, Tracked, wrapped
 from deadpool_run.worker.state.state_tensors import StateTensors
@@ -32,7 +34,9 @@ class Protected:
         """Optimizers around others, whose attributes are kept as variables are."""
         self.state_tensors = StateTensors(self.heavy)
         self._loose: set[int] = set()
-        self.views, self.used = gradients.BucketViews(), gradients.UsedGradients()
+        self._kept: set[int] = set()
+        """The identities of the parameters whose gradients the last `take` has kept."""
+        self.views, self.used, self.left = gradients.BucketViews(), gradients.UsedGradients(), LeftGradients()
 
     def add(self, name: str, obj: Any) -> None:
         """Protect an object that has a state, under a new name."""
@@ -129,11 +133,13 @@ class Protected:
         `stepped` are the identities of the optimizers that have updated since the last call: gradients that they used up
         are not state.
         """
+        kept = self.gradients(stepped)
+        self._kept = {id(each.parameter) for each in kept}
         return {
             "modules": {name: module.take() for name, module in self.modules.items()},
             "optimizers": {name: optimizer.take() for name, optimizer in self.optimizers.items()},
             "members": {name: optimizer.members() for name, optimizer in self.optimizers.items()},
-            "gradients": self.gradients(stepped),
+            "gradients": kept,
             "objects": {name: copied(obj.state_dict()) for name, obj in self.objects.items()},
         }
 
@@ -161,18 +167,58 @@ class Protected:
             for module in self.modules.values()
         )
 
-    def gradients(self, stepped: Collection[int]) -> list[gradients.Kept]:
-        """Return each gradient that is state; `stepped` as in `take`. Without optimizers, those of the modules may be."""
+    def gradients(self, stepped: Collection[int]) -> list[Kept]:
+        """Return each gradient that is state; `stepped` as in `take`. Without optimizers, those of the modules may be.
+
+        If the script uses gradients of the step before, all are state.
+        """
+        self.left.unwatch()
         updated = [each for each in self.optimizers.values() if id(each.optimizer) in stepped]
         self.used.note(parameter for optimizer in updated for _, parameter in optimizer.parameters())
         idle = [optimizer.parameters() for optimizer in self.optimizers.values() if optimizer not in updated]
         candidates = chain(*idle) if self.optimizers or stepped else self._of_modules()
         found = {id(each): each for _, each in candidates if each not in self.used}
+        if self.left.are_kept:
+            found |= {id(each): each for each in self.parameters().values() if not is_stand_in(each)}
+        self.left.note_update(found.values())
         kept = self.views.take(found.values(), self.ddps()) if found else []
         if not stepped:
             for module in self.modules.values():
                 gradients.refuse_gathered(module.sharding)
         return kept
+
+    def gradient_facts(self, parameters: Collection[Tensor], step: int) -> dict[str, Any]:
+        """Return what a snapshot says of gradients that it does not hold; `step` is the next one. Long lists are left out."""
+        without = [parameter for parameter in parameters if parameter.grad is None]
+        has_some = len(without) < len(parameters)
+        left = [each for each in parameters if each.grad is not None and id(each) not in self._kept]
+        self.left.learn(left, again=is_watched(step))
+        lost = list(filter(self.left.is_lost, left))
+        return {
+            "gradients": has_some,
+            "without": without if has_some else [],
+            "lost": None if len(lost) == len(left) else lost,
+            "left": self.left.are_kept,
+        }
+
+    def put_gradients(self, kept: Collection[Kept], facts: Mapping[str, Any]) -> None:
+        """Set the kept gradients, and what `gradient_facts` returned."""
+        self.views.restore(kept)
+        self.left.are_kept |= facts.get("left", False)
+        parameters = self.parameters()
+        without, lost = facts["without"] if facts["gradients"] else parameters.values(), facts["lost"]
+        is_lost = None if lost is None else {*map(id, lost)}
+        gradients.put(parameters, kept, {*map(id, without)}, is_lost, self.left)
+        self.left.forget_copies()
+        ours = {id(each.parameter) for each in kept}
+        self.used.note(parameter for parameter in parameters.values() if id(parameter) not in ours)
+
+    def watch_gradients(self, step: int, *, copying: bool) -> None:
+        """Notice, in some steps, whether this one uses gradients that the last one has left. `copying`: it is run again."""
+        if is_watched(step) and not self.left.are_kept:
+            parameters = self.parameters().values()
+            left = (each for each in parameters if id(each) not in self._kept and self.left.is_lost(each))
+            self.left.watch(left, copying=copying)
 
     def put(self, values: dict[str, Any]) -> None:
         """Set what `take` returned, except gradients."""

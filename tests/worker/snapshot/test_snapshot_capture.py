@@ -8,7 +8,7 @@ from kit.world import later
 from snapshot_kit import Training, capture, digest, draws, raw
 from torch import nn
 
-from deadpool_run.errors import SnapshotError
+from deadpool_run.errors import RefusedError, SnapshotError
 from deadpool_run.vault.segments import mark_busy, read_header, read_manifest
 from deadpool_run.vault.status_page import BUSY, EMPTY
 from deadpool_run.worker.snapshot.snapshot import Snapshots
@@ -294,7 +294,7 @@ def test_a_rewind_works_between_captures_and_after_a_restore(slots):
     assert training.digest() == before
 
 
-def test_gradients_that_stay_allocated_are_zeroed_in_place(slots):
+def test_gradients_that_stay_allocated_are_lost_in_place(slots):
     model = nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters())
     snapshots = slots.own(protect={"model": model, "optimizer": optimizer})
@@ -305,6 +305,10 @@ def test_gradients_that_stay_allocated_are_zeroed_in_place(slots):
         snapshots.capture_now(0)
         model(torch.ones(2)).sum().backward()
         put(0)
+        assert model.weight.grad is kept
+        with pytest.raises(RefusedError, match="the gradient of model/weight is used in a step that has not set it"):
+            kept.any()
+        optimizer.zero_grad(set_to_none=False)
         assert model.weight.grad is kept
         assert not kept.any()
 
