@@ -320,6 +320,8 @@ class RepairParticipant:
         else:
             self._live = None
             self.snapshots.restore(version, self.registry)
+        if self.snapshots.lost:
+            self.refuse(self.snapshots.lost[0])
         self.snapshots.discard_newer(version)
         self.completed = self._live = version
         self._rank_entry.completed = version

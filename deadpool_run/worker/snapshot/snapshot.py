@@ -89,6 +89,8 @@ class Snapshots:
         self._ended = False
         self.values: dict[str, Any] = {}
         """Our own copy of the small state."""
+        self.lost: list[str] = []
+        """Why the last restore cannot be exact; empty if it is."""
         self._seen: list[tuple[Tensor, int]] = []
         self._writes_before_update = False
         """Whether the script writes parameters before its updates, in ways that torch may not count."""
@@ -353,6 +355,7 @@ class Snapshots:
                 **self.protected.gradient_facts(parameters, version),
                 "unequal": sorted(self.agreement.unequal),
                 "early": self._writes_before_update,
+                "late": self.protected.late,
             }
             self._stepped.clear()
             self._write_counts = [] if plan is None else plan.write_counts()
@@ -393,3 +396,4 @@ class Snapshots:
         self._hooks.put(values.get("hooks", {}), self.variables.refuse)
         self.agreement.unequal.update(keeps["unequal"])
         self._writes_before_update |= keeps["early"]
+        self.lost = keeps.get("late", [])

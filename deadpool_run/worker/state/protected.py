@@ -32,6 +32,8 @@ class Protected:
         self.objects: dict[str, Any] = {}
         self.wrappers: list[Optimizer] = []
         """Optimizers around others, whose attributes are kept as variables are."""
+        self.late: list[str] = []
+        """Why a loss stops the job, for each scheduler and scaler that the loop has made and that no snapshot holds."""
         self.state_tensors = StateTensors(self.heavy)
         self._loose: set[int] = set()
         self._kept: set[int] = set()

@@ -14,6 +14,7 @@ from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+from deadpool_run.worker.compat.made import is_step_of_scheduler
 from deadpool_run.worker.state.numbered import WeaklyNumbered
 from deadpool_run.worker.variables.scope import Scope
 from deadpool_run.worker.variables.values.functions import is_bound_in_c, is_code
@@ -65,7 +66,7 @@ class References:
         None if nothing depends on it. `was_empty`: the variable was None, or did not exist. A loader that is made when it is first
         needed, for an evaluation say, is made by a replacement too.
         """
-        if not isinstance(value, _USED) or (was_empty and isinstance(value, _DATA)):
+        if not isinstance(value, _USED) or (was_empty and isinstance(value, _DATA)) or is_step_of_scheduler(value):
             return None
         number = self._last[name] = self._later.number(value)
         return [TAG, number], self._rehearsed and self._before.get(name) == number

@@ -1,7 +1,8 @@
 """Checks that everything a script trains is protected. Anything else would silently differ on a replacement.
 
 Optimizers are found when they step. Modules, and tensors that a script trains by hand, are found among all live objects when
-the loop begins. Later samples show which of them change: these are state.
+the loop begins. Later samples show which of them change: these are state. Schedulers and scalers are also found when the loop makes
+them: no replacement does, so a loss then stops the job.
 """
 
 import gc
@@ -17,10 +18,11 @@ from torch.amp.grad_scaler import GradScaler
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 
 from deadpool_run.worker.codec import tensors_in
+from deadpool_run.worker.compat import made
 from deadpool_run.worker.compat.modules import buffers_of, local, parameters_of
+from deadpool_run.worker.groups.rehearsal import REHEARSAL_STEPS
 from deadpool_run.worker.state.digest import sample
 from deadpool_run.worker.state.optimizers import wrapped
 from deadpool_run.worker.state.protected import Protected
@@ -28,6 +30,8 @@ from deadpool_run.worker.verify.script_names import path_to, warn
 
 _PLAIN = (Tensor, nn.Parameter)
 _BEFORE_LOOP = "before job.steps()"
+_AFTER_LOSS = "after a loss, no process has it as it was"
+_FROM_NOW_ON = "a loss stops the job from now on"
 _DEPTH = 4
 """Depth of the search for an optimizer in a protected object."""
 
@@ -59,7 +63,10 @@ class Coverage:
         self._watched: list[_Watched] = []
         self._wrappers: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._helpers: list[tuple[weakref.ref[Any], str]] = []
-        """Unprotected schedulers and scalers, each with its state when the loop began."""
+        """Unprotected schedulers and scalers that a replacement makes too, each with its state at first."""
+        self._late: list[tuple[weakref.ref[Any], str]] = []
+        """Unprotected ones that the loop has made after the first steps, each with what a refusal says of it."""
+        made.watch()
         self._made_in_setup: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._settled: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._pending: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
@@ -67,10 +74,9 @@ class Coverage:
 
     def begin(self) -> None:
         """Find the unprotected objects when the loop begins. Takes some tens of milliseconds."""
+        made.take_made()
         modules, optimizers, loose, helpers = _live_objects()
-        for helper in helpers:
-            if not any(_refers_to(obj, helper, _DEPTH) for obj in self._protected.objects.values()):
-                self._helpers.append((weakref.ref(helper), repr(helper.state_dict())))
+        self._helpers += self._unprotected_helpers(helpers)
         self._made_in_setup.update(optimizers)
         roots = [root for module in self._protected.modules.values() for root in module.roots()]
         inside = {id(child) for root in roots for child in root.modules()}
@@ -108,15 +114,19 @@ class Coverage:
                 self._settled.add(optimizer)
             elif optimizer in self._made_in_setup or step != first:
                 return _unprotected(
-                    "optimizer", optimizer, f"updated weights in step {step}, but is not protected", "empty state"
+                    "optimizer",
+                    optimizer,
+                    f"updated weights in step {step}, but is not protected",
+                    "empty state",
+                    in_loop=optimizer not in self._made_in_setup,
                 )
-        if not look:
-            return ""
         for noted, before in self._helpers:
             helper = noted()
             if helper is not None and repr(helper.state_dict()) != before:
-                what = "scaler" if isinstance(helper, GradScaler) else "scheduler"
-                return _unprotected(what, helper, f"is not protected, and its state changed in step {step}")
+                return _unprotected(_kind_of(helper), helper, f"is not protected, and its state changed in step {step}")
+        self._find_made_helpers(step)
+        if not look:
+            return ""
         trained = self._protected.trained()
         for wrapper in self._wrappers:
             if any(id(parameter) in trained for parameter in wrapper.parameters()):
@@ -124,6 +134,33 @@ class Coverage:
                     "module", wrapper, f"is not protected, and its parameters are trained in step {step}"
                 )
         return self._changed(step)
+
+    def _unprotected_helpers(self, helpers: Iterable[Any]) -> Iterator[tuple["weakref.ref[Any]", str]]:
+        """Yield those that no protected object refers to, with their states. A disabled scaler has none."""
+        for helper in helpers:
+            if not any(_refers_to(obj, helper, _DEPTH) for obj in self._protected.objects.values()):
+                state = helper.state_dict()
+                if state:
+                    yield weakref.ref(helper), repr(state)
+
+    def _find_made_helpers(self, step: int) -> None:
+        """Find what this step has made. Warn of it, if a replacement does not make it."""
+        for reference, state in self._unprotected_helpers(made.take_made()):
+            if step < REHEARSAL_STEPS:
+                self._helpers.append((reference, state))
+            elif (helper := reference()) is not None:
+                self._late.append((reference, _made_late(helper, step)))
+        inside = [other() for other, _ in self._late]
+        self._late = [
+            (reference, why)
+            for reference, why in self._late
+            if (helper := reference()) is not None
+            and not any(_refers_to(other, helper, _DEPTH) for other in inside if other is not helper)
+        ]
+        for _, why in self._late:
+            if why not in self._protected.late:
+                warn(why.replace(_AFTER_LOSS, _FROM_NOW_ON))
+        self._protected.late = [why for _, why in self._late]
 
     def _changed(self, step: int) -> str:
         kept = []
@@ -193,7 +230,7 @@ def _place_of(kind: type) -> int | None:
         return 0
     if issubclass(kind, Optimizer):
         return 1
-    if issubclass(kind, (LRScheduler, GradScaler)):
+    if issubclass(kind, made.KINDS):
         return 3
     return 2 if kind is Tensor else None
 
@@ -230,13 +267,32 @@ def _refers_to(obj: Any, wanted: object, depth: int) -> bool:
 # --- messages -------------------------------------------------------------------------------------------------------
 
 
-def _unprotected(what: str, obj: object, problem: str, begins: str = "the state of set-up") -> str:
+def _unprotected(
+    what: str, obj: object, problem: str, begins: str = "the state of set-up", *, in_loop: bool = False
+) -> str:
     where = path_to(obj)
-    variable = where or ("model" if what == "module" else what)
     return (
         f"{_called(what, obj, where)} {problem}: a replacement for a lost rank would start with {begins}.\n"
-        f"Call job.protect({variable.rpartition('.')[2]}={variable}) {_BEFORE_LOOP}."
+        f"{_protect(what, where, in_loop=in_loop)}"
     )
+
+
+def _protect(what: str, where: str, *, in_loop: bool) -> str:
+    variable = where or ("model" if what == "module" else what)
+    call = f"all job.protect({variable.rpartition('.')[2]}={variable})"
+    return f"Create it {_BEFORE_LOOP}, and c{call} there." if in_loop else f"C{call} {_BEFORE_LOOP}."
+
+
+def _made_late(helper: object, step: int) -> str:
+    what, where = _kind_of(helper), path_to(helper)
+    return (
+        f"{_called(what, helper, where)} was made in step {step}, and no snapshot holds it: {_AFTER_LOSS}.\n"
+        f"{_protect(what, where, in_loop=True)}"
+    )
+
+
+def _kind_of(helper: object) -> str:
+    return "scaler" if isinstance(helper, GradScaler) else "scheduler"
 
 
 def _unprotected_tensor(tensor: Tensor, step: int) -> str:

@@ -1,5 +1,6 @@
 """Changes in unprotected modules: an error names trained ones, and metrics get a warning unless snapshots have them."""
 
+import gc
 import queue
 import warnings
 import weakref
@@ -86,3 +87,101 @@ def test_an_unprotected_optimizer_and_a_wrapper_of_one_are_named(of_one):
     coverage = Coverage(protected, Variables().keeps)
     coverage.note(other, 1)
     assert "'other'" in coverage.problem(2, look=False)
+
+
+class Loop:
+    """A loop whose optimizer is protected."""
+
+    def __init__(self, **protect):
+        self.protected, self.optimizer = Protected(), sgd()
+        self.protected.add("optimizer", self.optimizer)
+        for name, obj in protect.items():
+            self.protected.add(name, obj)
+        self.coverage = Coverage(self.protected, Variables().keeps)
+        self.coverage.begin()
+
+    def end(self, step):
+        return self.coverage.problem(step, look=False)
+
+
+HELPERS = {
+    "StepLR": lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 1),
+    "ReduceLROnPlateau": torch.optim.lr_scheduler.ReduceLROnPlateau,
+    "SequentialLR": lambda optimizer: torch.optim.lr_scheduler.SequentialLR(
+        optimizer, [HELPERS["StepLR"](optimizer), HELPERS["StepLR"](optimizer)], [1]
+    ),
+    "GradScaler": lambda _: torch.amp.GradScaler("cpu"),
+}
+
+
+@pytest.mark.parametrize("kind", HELPERS)
+def test_a_helper_that_the_loop_makes_is_warned_of_at_once_and_stops_the_job_at_a_loss(kind):
+    loop = Loop()
+    assert loop.end(4) == ""
+    loop.late = HELPERS[kind](loop.optimizer)
+    with pytest.warns(RuntimeWarning, match="a loss stops the job from now on") as warned:
+        assert loop.end(5) == ""
+    assert len(warned) == 1
+    (why,) = loop.protected.late
+    assert f"'self.late' ({kind}) was made in step 5, and no snapshot holds it" in why
+    assert "Create it before job.steps(), and call job.protect(late=self.late) there." in why
+    with warnings.catch_warnings(action="error"):
+        assert loop.end(6) == ""
+    loop.late = None
+    gc.collect()
+    assert loop.end(7) == ""
+    assert loop.protected.late == []
+
+
+def test_a_helper_that_the_first_steps_make_is_refused_when_its_state_changes():
+    loop = Loop()
+    late = HELPERS["StepLR"](loop.optimizer)
+    with warnings.catch_warnings(action="error"):
+        assert loop.end(0) == ""
+    late.step()
+    assert "'late' (StepLR) is not protected, and its state changed in step 3" in loop.end(3)
+    assert loop.protected.late == []
+
+
+def test_a_helper_of_set_up_that_first_steps_late_is_refused_in_that_step():
+    made = sgd()
+    unused = HELPERS["StepLR"](made)
+    loop = Loop()
+    assert loop.end(98) == ""
+    unused.step()
+    assert "'unused' (StepLR) is not protected, and its state changed in step 99" in loop.end(99)
+
+
+class Holder:
+    """A protected object with a state, which makes a scheduler late."""
+
+    def __init__(self):
+        self.scheduler = None
+
+    def state_dict(self):
+        return {} if self.scheduler is None else self.scheduler.state_dict()
+
+    def load_state_dict(self, state):
+        raise NotImplementedError
+
+
+def test_a_helper_of_a_protected_object_and_a_disabled_one_need_no_warning():
+    holder = Holder()
+    loop = Loop(holder=holder)
+    holder.scheduler = HELPERS["StepLR"](loop.optimizer)
+    disabled = torch.amp.GradScaler("cpu", enabled=False)
+    with warnings.catch_warnings(action="error"):
+        assert loop.end(5) == ""
+    assert loop.protected.late == []
+    del disabled
+
+
+def test_an_optimizer_that_the_loop_makes_is_to_be_made_before():
+    loop = Loop()
+    second = sgd()
+    loop.coverage.note(second, 8)
+    assert loop.end(8) == ""
+    loop.coverage.note(second, 9)
+    problem = loop.end(9)
+    assert "'second' (SGD) updated weights in step 9, but is not protected" in problem
+    assert "Create it before job.steps(), and call job.protect(second=second) there." in problem
