@@ -23,11 +23,12 @@ from deadpool_run.worker.process.script_files import own_modules
 from deadpool_run.worker.variables.baseline import OPAQUE, UNKEPT, Baseline, First
 from deadpool_run.worker.variables.library_objects import has_only_values
 from deadpool_run.worker.variables.scopes import Scope
+from deadpool_run.worker.variables.values.objects import Objects, OpaqueError, UnkeptDataError
 from deadpool_run.worker.variables.values.own_objects import is_own, set_attributes
 from deadpool_run.worker.variables.values.reader import ValueReader
 from deadpool_run.worker.variables.values.tensors import MOST_BYTES, TensorCopies, TensorCopy
 from deadpool_run.worker.variables.values.unkept import LostValue, Unkept, raise_refused
-from deadpool_run.worker.variables.values.writer import Objects, OpaqueError, UnkeptDataError, ValueWriter, encoded
+from deadpool_run.worker.variables.values.writer import ValueWriter, encoded
 
 _MOST_OF_DATASET = 1 << 20
 """The limit on the bytes of one attribute outside of samplers. A larger one is mostly the data itself."""
