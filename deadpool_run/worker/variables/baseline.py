@@ -105,7 +105,7 @@ class Baseline:
                 return First(OPAQUE, (lambda: value) if isinstance(value, CODE) else _weak(value))
             return First(node, weakref.ref(value) if is_data(value) else value, parts, encoded(node))
         except UnkeptDataError as error:
-            return First(UNKEPT, Unkept(value, str(error), digest=True))
+            return First(UNKEPT, Unkept(value, str(error), inside=True, arrays=True))
         except OpaqueError:
             return First(OPAQUE, _weak(value), progress=fingerprint_of(value))
 

@@ -23,6 +23,7 @@ from deadpool_run.worker.variables.left_alone import digests_of_unwritten
 from deadpool_run.worker.variables.references import References
 from deadpool_run.worker.variables.scope import Scope
 from deadpool_run.worker.variables.scopes import Scopes
+from deadpool_run.worker.variables.values.digests import Looks
 from deadpool_run.worker.variables.values.objects import Objects, OpaqueError, UnkeptDataError
 from deadpool_run.worker.variables.values.reader import ValueReader
 from deadpool_run.worker.variables.values.tensors import TensorCopies, TensorCopy, is_freed, tensors_of
@@ -57,6 +58,7 @@ class Variables:
         self._scopes: Scopes | None = None
         self._objects = Objects()
         self._references = References()
+        self._looks = Looks()
         self._baseline = Baseline(self._noting_writer, self.keeps)
         self._late: LateModules | None = None
         self._copies = TensorCopies()
@@ -115,6 +117,7 @@ class Variables:
         self._copies.next(thorough=thorough)
         self._unkept, self._earlier, self._number = {}, self._unkept, secrets.randbits(62)
         self._references.next()
+        self._looks.next()
         found: Changed = {}
         writer = self._writer()
         for scope in self._scopes.changing():
@@ -282,19 +285,15 @@ class Variables:
         """Return the node of a variable; None if it is as it was at first, here and in another process."""
         if first is not None and first.node is UNKEPT:
             kept: Unkept = first.value
-            if name not in self._moved and not kept.has_unknown_progress and kept.is_still(value, thorough=thorough):
-                return None
+            if name not in self._moved and not kept.has_unknown_progress:
+                inside = self._looks.may(kept.cost)
+                if kept.is_still(value, inside=inside, thorough=thorough):
+                    return None
             self._moved.add(name)
         try:
             node = writer.write(value)
         except UnkeptDataError as error:
-            self._unkept[name] = Unkept(value, str(error))
-            earlier = self._earlier.get(name)
-            # A generator may look alike whenever it yields, but not like one that has not begun.
-            if earlier is None and first is not None and first.node is UNKEPT and first.value.is_iterator:
-                earlier = first.value
-            if earlier is not None and earlier.is_of(value) and not earlier.is_still(value):
-                self._report(name, str(error))
+            self._note_unkept(name, value, first, str(error))
             return [_LOST, str(error), self._number]
         except OpaqueError:
             was_empty = first is None or first.node is None
@@ -307,6 +306,18 @@ class Variables:
             return None if unknown else OPAQUE
         is_as_first = first is not None and not self._baseline.is_late(name[0]) and encoded(node) == first.encoded
         return None if is_as_first else node
+
+    def _note_unkept(self, name: _Name, value: Any, first: First | None, why: str) -> None:
+        earlier = self._earlier.get(name)
+        now = Unkept(value, why, inside=self._looks.may(0 if earlier is None else earlier.cost))
+        self._unkept[name] = now
+        # A generator may look alike whenever it yields, but not like one that has not begun.
+        if earlier is None and first is not None and first.node is UNKEPT and first.value.is_iterator:
+            earlier = first.value
+        if earlier is None or not earlier.is_of(value):
+            return
+        if earlier.differs_inside(now) or not earlier.is_still(value):
+            self._report(name, why)
 
     def _report(self, name: _Name, why: str) -> None:
         if name not in self._reported:

@@ -122,6 +122,97 @@ def test_one_row_of_a_large_array_is_seen_in_the_end():
     assert (array.sum(), array[1234, 5], array[1234, 6]) == (3, 1, 2)
 
 
+class Visit:
+    def __init__(self):
+        self.count, self.by_name = 0, {"n": 0}
+
+
+def one_element_of_an_array():
+    return np.zeros(2_500_000), lambda each: each.__setitem__(1_234_567, 1)
+
+
+def one_element_of_a_tensor():
+    return torch.full((2_500_000,), torch.nan), lambda each: each.data.__setitem__(1_234_567, 1)
+
+
+def a_value_in_a_list_of_dicts():
+    return [{"name": str(n), "count": n} for n in range(3000)], lambda each: each[1234].update(count=0)
+
+
+def an_attribute_in_a_list_of_objects():
+    return [Visit() for _ in range(2000)], lambda each: vars(each[1234]).update(count=1)
+
+
+def a_dict_in_a_list_of_objects():
+    return collections.deque(Visit() for _ in range(2000)), lambda each: each[1234].by_name.update(n=1)
+
+
+CONTAINERS = [a_value_in_a_list_of_dicts, an_attribute_in_a_list_of_objects, a_dict_in_a_list_of_objects]
+
+
+@pytest.mark.parametrize("make", [one_element_of_an_array, one_element_of_a_tensor])
+def test_a_change_of_one_element_comes_back(make):
+    def loop(taken, *, steps):
+        variables = Variables()
+        large, change = make()
+        variables.begin()
+        for _ in range(steps):
+            variables.take()
+        if steps:
+            change(large)
+        taken.append(variables.take())
+        variables.put(taken[0])
+        return large[1_234_567]
+
+    taken = Box()
+    assert loop(taken, steps=5) == 1
+    assert loop(taken, steps=0) == 1
+
+
+@pytest.mark.parametrize("make", CONTAINERS)
+def test_a_change_inside_a_large_container_is_seen(make):
+    def loop(taken, *, changes):
+        variables = Variables()
+        large, change = make()
+        variables.begin()
+        for _ in range(5):
+            variables.take()
+        if changes:
+            change(large)
+        taken.append(variables.take())
+        variables.put(taken[0])
+        return large
+
+    taken, unchanged = Box(), Box()
+    assert type(loop(taken, changes=True)) is not LostValue  # nothing has changed since
+    assert type(loop(taken, changes=False)) is LostValue
+    assert type(loop(unchanged, changes=False)) is not LostValue
+    assert type(loop(unchanged, changes=False)) is not LostValue
+
+
+@pytest.mark.parametrize("make", CONTAINERS)
+def test_a_survivor_loses_a_large_container_that_an_interrupted_step_has_changed(make):
+    variables = Variables()
+    large, change = make()
+    variables.begin()
+    large[0] = large[1]
+    taken = variables.take()
+    change(large)
+    variables.put(taken)
+    assert type(large) is LostValue
+
+
+def test_a_survivor_loses_a_huge_array_that_changes():
+    """As of a buffer of transitions: it may have the row of an interrupted step."""
+    variables, buffer = Variables(), np.zeros((17_000, 1000), np.float32)
+    variables.begin()
+    variables.put(variables.take())
+    assert buffer.shape == (17_000, 1000)
+    buffer[12_345, 1:500] = 1
+    variables.put(variables.take())
+    assert type(buffer) is LostValue
+
+
 def test_weights_and_what_shares_their_memory_are_kept_otherwise():
     weight, other = torch.nn.Parameter(torch.zeros(LARGE)), torch.zeros(LARGE)
     alias, view, held, variables = weight.data, weight.data[10:], [weight], Variables()

@@ -1,10 +1,11 @@
 """Copies of the large tensors and arrays in variables. A tensor is copied again only after it has changed.
 
 The check for changes runs in each step and must be cheap. Torch counts the writes to a tensor. A sample is compared for writes
-that it does not count (through `.data`). Arrays have no such count: large ones are sampled, and compared whole at growing
-distances.
+that it does not count (through `.data`). Arrays have no such count. Arrays, and tensors in main memory, are compared whole up to a limit
+in each step, and beyond it at growing distances.
 """
 
+import ctypes
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -25,10 +26,16 @@ _MOST_IN_ALL = 256 << 20
 _MOST_PARTS = 4096
 _COMPARED_BYTES = 1 << 20
 """Arrays of up to this size are compared whole in each step."""
-_SAMPLES = 1024
+_COMPARED_IN_ALL = 64 << 20
+"""Larger arrays, and tensors in main memory, are compared whole up to this limit: some milliseconds in each step."""
+SAMPLES = 1024
+"""Elements of a large array that are compared."""
 _DEVICES = ("cpu", "cuda")
 _NUMERIC = "biufcSUmM"
 """Kinds of arrays: bools, numbers with and without a sign, with a fraction, complex, text, times."""
+_compare = ctypes.CDLL(None).memcmp
+"""Returns 0 if two places in memory have the same bytes: several times as fast as a comparison of elements."""
+_compare.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 
 
 class TensorCopy:
@@ -51,10 +58,12 @@ class _Known:
     """An array has changed since the loop began; a tensor was written to in a way that torch does not count."""
     _sampled: Tensor | None = None
 
-    def is_still(self, tensor: Tensor, *, thorough: bool) -> bool:
+    def is_still(self, tensor: Tensor, *, thorough: bool, whole: bool) -> bool:
         """Return whether a tensor without counted writes is equal to the copy. On CUDA, where this waits, only if `thorough`."""
         if tensor.is_cuda and not thorough:
             return not self.has_changed
+        if whole and not (tensor.is_cuda or self.copy.tensor.is_cuda):
+            return _are_equal(tensor.detach().resolve_conj().resolve_neg(), self.copy.tensor)
         if self._sampled is None:  # only now: most tensors are replaced before they are seen again
             self._sampled = sampled(self.copy.tensor).cpu()
         now = sampled(tensor.resolve_conj().resolve_neg())
@@ -72,7 +81,8 @@ class TensorCopies:
         self._used: set[int] = set()
         self._nbytes = 0
         self._others = {address: weakref.ref(each) for each in others if (address := _address(each))}
-        self._thorough = False  # arrays are compared whole
+        self._thorough = False  # all are compared whole
+        self._compared = 0
 
     def begun(self) -> None:
         """Mark all copies so far as made when the loop began."""
@@ -82,7 +92,7 @@ class TensorCopies:
         """Start a snapshot. Free the copies that the previous snapshot did not use."""
         kept = self._first | self._used
         self._known = {key: known for key, known in self._known.items() if key in kept and known.source() is not None}
-        self._used, self._nbytes, self._thorough = set(), 0, thorough
+        self._used, self._nbytes, self._thorough, self._compared = set(), 0, thorough, 0
 
     def is_other(self, tensor: Tensor) -> bool:
         """Return whether a tensor is kept otherwise."""
@@ -99,8 +109,10 @@ class TensorCopies:
         writes = -1 if tensor.is_inference() else writes_of(tensor)
         known = self._known_of(tensor)
         is_counted = known is not None and writes >= 0 and known.writes == writes
-        if known is not None and is_counted and known.is_still(tensor, thorough=self._thorough):
-            return self._use(tensor, known)
+        if known is not None and is_counted:
+            whole = not tensor.is_cuda and self._compares(tensor.nbytes)
+            if known.is_still(tensor, thorough=self._thorough, whole=whole):
+                return self._use(tensor, known)
         if not self._has_room(tensor.nbytes):
             return None
         copy = tensor.detach().resolve_conj().resolve_neg().clone()
@@ -110,12 +122,18 @@ class TensorCopies:
         """Return the copy of an array's bytes, in C order; None if all copies together would be too large."""
         known = self._known_of(array)
         if known is not None:
-            compared = self._thorough or array.nbytes <= _COMPARED_BYTES or known.has_changed
+            compared = self._compares(array.nbytes) or array.nbytes <= _COMPARED_BYTES or known.has_changed
             if (_has_bytes if compared else _has_sampled)(array, known.copy.tensor):
                 return self._use(array, known)
         if not self._has_room(array.nbytes):
             return None
         return self._note(array, 0, tensor_of(array.tobytes()), has_changed=known is not None)
+
+    def _compares(self, nbytes: int) -> bool:
+        """Return whether so many bytes are compared whole in this snapshot."""
+        may = self._thorough or self._compared + nbytes <= _COMPARED_IN_ALL
+        self._compared += nbytes if may else 0
+        return may
 
     def _known_of(self, source: Any) -> _Known | None:
         known = self._known.get(id(source))
@@ -173,7 +191,7 @@ def is_data(value: Any) -> bool:
 def sample_of_array(array: Any) -> bytes:
     """Return the bytes of elements spread over an array; of all elements of a small one."""
     flat = array.reshape(-1)
-    found: bytes = flat[:: max(1, flat.size // _SAMPLES)].tobytes()
+    found: bytes = flat[:: max(1, flat.size // SAMPLES)].tobytes()
     return found
 
 
@@ -183,13 +201,14 @@ def _has_sampled(array: Any, copy: Tensor) -> bool:
 
 
 def _has_bytes(array: Any, copy: Tensor) -> bool:
-    numpy = sys.modules["numpy"]
-    own, kept = numpy.ascontiguousarray(array).reshape(-1).view(numpy.uint8), copy.numpy()
-    whole = own.size // 8 * 8  # in words: eight times as fast
-    return own.size == kept.size and all(
-        numpy.array_equal(own[part].view(kind), kept[part].view(kind))
-        for part, kind in ((slice(whole), numpy.int64), (slice(whole, None), numpy.uint8))
-    )
+    own = sys.modules["numpy"].ascontiguousarray(array)
+    return own.nbytes == copy.nbytes and not _compare(own.ctypes.data, copy.data_ptr(), own.nbytes)
+
+
+def _are_equal(one: Tensor, other: Tensor) -> bool:
+    """Return whether two tensors of one size in main memory have the same bytes, NaNs among them."""
+    ones, others = one.contiguous(), other.contiguous()
+    return ones.nbytes == others.nbytes and not _compare(ones.data_ptr(), others.data_ptr(), ones.nbytes)
 
 
 def _address(tensor: Tensor) -> int:

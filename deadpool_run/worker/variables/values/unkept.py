@@ -5,20 +5,19 @@ that uses it is refused.
 """
 
 import weakref
-import zlib
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
-import msgspec
 import torch
 from torch import Tensor
 
 from deadpool_run.errors import RefusedError
 from deadpool_run.worker.compat.modules import writes_of
+from deadpool_run.worker.variables.values.digests import digest_of, digest_of_array
 from deadpool_run.worker.variables.values.functions import content_of
 from deadpool_run.worker.variables.values.iterators import is_iterator, progress_of
-from deadpool_run.worker.variables.values.tensors import is_array, sample_of_array
+from deadpool_run.worker.variables.values.tensors import SAMPLES, is_array, sample_of_array
 
 _CONTAINERS = (list, tuple, dict, set, frozenset, deque)
 _LEAVES = (type(None), bool, int, float, complex, str, bytes)
@@ -42,13 +41,14 @@ def advice(why: str) -> str:
 class Unkept:
     """A record of a value that is not kept, to detect later changes. It does not keep tensors alive."""
 
-    def __init__(self, value: Any, why: str, *, digest: bool = False) -> None:
-        """`why` is the reason why it is not kept. With `digest`, the record has a digest of a value of plain parts."""
+    def __init__(self, value: Any, why: str, *, inside: bool = False, arrays: bool = False) -> None:
+        """`why` is the reason why it is not kept. With `inside` and `arrays`, later changes to these are detected (`is_still`)."""
         value = content_of(value)
         self.why = why
         self._parts = list(_parts(value))
         self._size, self._last = _size(value), _last(value)
-        self._digest = _digest(value) if digest else None
+        self.inside, self.cost = digest_of(value) if inside else (None, 0)
+        self._arrays = _digests_of_arrays(value) if arrays else None
         self._id = id(value)
         self._alive = (
             value if _size(value) and type(self._last) in _LEAVES else None
@@ -57,8 +57,11 @@ class Unkept:
         self._source = _weak(value) if self.is_iterator else None
         self._progress = progress_of(value) if self.is_iterator else None
 
-    def is_still(self, value: Any, *, thorough: bool = False) -> bool:
-        """Return whether the value is the same object, and no change can be detected. Cheap unless `thorough`."""
+    def is_still(self, value: Any, *, inside: bool = False, thorough: bool = False) -> bool:
+        """Return whether the value is the same object, and no change can be detected.
+
+        `inside` also looks at the numbers, texts and objects in it, which has a `cost`, and `thorough` at all bytes of arrays as well.
+        """
         value = content_of(value)
         if self.is_iterator:
             return self._is(value) and progress_of(value) == self._progress
@@ -69,7 +72,13 @@ class Unkept:
             return False
         if not _is_same_last(self._last, _last(value)):
             return False
-        return not thorough or self._digest is None or _digest(value) == self._digest
+        if (inside or thorough) and self.inside is not None and digest_of(value)[0] != self.inside:
+            return False
+        return not thorough or self._arrays is None or _digests_of_arrays(value) == self._arrays
+
+    def differs_inside(self, later: "Unkept") -> bool:
+        """Return whether a later record of the same value shows a change inside it."""
+        return None not in (self.inside, later.inside) and self.inside != later.inside
 
     def is_of(self, value: Any) -> bool:
         """Return whether the value is the same object, even if its content has changed."""
@@ -94,7 +103,7 @@ class Unkept:
         has_grown = type(value) is list and id(value) == self._id and 0 < self._size < len(value)
         if has_grown and _is_same_last(self._last, _mark(value[self._size - 1])):
             del value[self._size :]
-        return self.is_still(value, thorough=True)
+        return (self._arrays is not None or not _has_large_arrays(value)) and self.is_still(value, thorough=True)
 
 
 class LostValue:
@@ -241,9 +250,14 @@ def _is_same_part(one: tuple[Any, Any], other: tuple[Any, Any]) -> bool:
     return one[0]() is other[0]() and one[1] == other[1] and one[1] != -1
 
 
-def _digest(value: Any) -> int | None:
-    plain = list(value) if type(value) is deque else value
-    try:
-        return zlib.crc32(msgspec.msgpack.encode(plain))
-    except (TypeError, ValueError, OverflowError, RecursionError):
-        return None
+def _arrays_in(value: Any) -> Iterator[Any]:
+    return (part for source, _ in _parts(value) if is_array(part := source()))
+
+
+def _digests_of_arrays(value: Any) -> list[int | None]:
+    return [digest_of_array(each) for each in _arrays_in(value)]
+
+
+def _has_large_arrays(value: Any) -> bool:
+    """Return whether a sample of an array in the value may not show a change."""
+    return any(each.size > SAMPLES and each.flags.writeable for each in _arrays_in(value))
