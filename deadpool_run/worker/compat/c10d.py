@@ -17,6 +17,14 @@ from deadpool_run.worker import dns
 STORE_TIMEOUT = timedelta(minutes=5)
 """Torch's own default, for connecting to a store and for requests to it."""
 
+_PASSING_ON = frozenset(
+    {
+        *("torch._ops", "torch.autograd.function", "torch.utils._contextlib"),
+        *("torch.distributed.distributed_c10d", "torch.distributed.c10d_logger"),
+        *("torch.distributed._functional_collectives", "torch.distributed.nn.functional"),
+    }
+)
+
 
 def gloo_options(device: Any, *, threads: int, timeout: timedelta) -> Any:
     """Return Gloo's options, which have no public name and are the only way to set Gloo's device."""
@@ -85,6 +93,16 @@ def get_all(store: Store, keys: list[str]) -> list[bytes]:
 def in_backward() -> bool:
     """Return whether this thread is in a backward pass, which an exception would leave half-way."""
     return bool(torch._C._current_graph_task_id() != -1)  # noqa: SLF001
+
+
+def passes_on(module: str) -> bool:
+    """Return whether a module of torch only passes the collectives of its callers on to a group."""
+    return module in _PASSING_ON
+
+
+def is_capturing() -> bool:
+    """Return whether this thread captures a CUDA graph, in which the host cannot wait."""
+    return bool(torch.cuda.is_current_stream_capturing())
 
 
 def fake_backend(rank: int, size: int) -> Any:

@@ -1,7 +1,7 @@
-"""The transcript: the small values that a rank received in the collectives of set-up and its first steps.
+"""The transcript: the values that a rank received in the collectives of set-up, and the small ones of its first steps.
 
 A replacement rehearses with these values where a fake result would make it fail (object sizes, pipeline shapes, bucket
-orders). An entry is reserved when a collective is issued and filled when it completes: filling it at issue time would have
+orders) or give it other data than its rank had (statistics that all ranks sum, the weights of a teacher). An entry is reserved when a collective is issued and filled when it completes: filling it at issue time would have
 to wait, and waiting there deadlocks pairs of sends and receives.
 
 Format: magic, BLAKE2b-256 of all that follows, then a MessagePack map in which a tensor is its bytes in native byte order.
@@ -11,7 +11,7 @@ import hashlib
 import json
 import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import Any, Self
 
@@ -19,12 +19,14 @@ import msgspec
 import torch
 
 from deadpool_run.errors import SnapshotError
+from deadpool_run.text import size
 from deadpool_run.vault.segments import read_blob
 from deadpool_run.wire import typed
 from deadpool_run.worker.codec import raw_bytes
+from deadpool_run.worker.groups.setup_outputs import Origin, Output, SetupOutputs, storage_of
 
 MAX_FLOAT_BYTES = 4 << 10
-"""Floating-point outputs up to this size are control values (a loss, a norm); larger ones are data."""
+"""Floating-point outputs up to this size are control values (a loss, a norm); larger ones are data, which is kept of set-up only."""
 MAX_BYTES = 64 << 20
 
 _MAGIC = b"DPTR\x00\x03"
@@ -39,7 +41,7 @@ Shape = tuple[str, tuple[int, ...]]
 
 
 class TranscriptEntry(msgspec.Struct):
-    """One collective: its outputs' shapes, and their values if they are control values and it completed."""
+    """One collective: its outputs' shapes, and their values if they are kept and it completed."""
 
     name: str
     shapes: tuple[Shape, ...]
@@ -58,7 +60,8 @@ class _Stored(msgspec.Struct):
 class Transcript:
     """Collectives by group, in the order of issue, to record or to play back. Thread-safe."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, of_setup: bool = False) -> None:
+        """`of_setup`: large outputs are kept until `end_setup`, too."""
         self.nbytes = 0
         """The size of the recorded values."""
         self.misses = 0
@@ -68,6 +71,7 @@ class Transcript:
         """The objects that the recorded steps created, as JSON values: see `rehearsal`."""
         self._entries: dict[str, list[TranscriptEntry]] = {}
         self._next: dict[str, int] = {}
+        self._setup = SetupOutputs() if of_setup else None
         self._lock = threading.Lock()
 
     @property
@@ -86,10 +90,12 @@ class Transcript:
         entry = TranscriptEntry(name, tuple(map(_shape, outputs)))
         with self._lock:
             self._entries.setdefault(group, []).append(entry)
+            if self._setup is not None and any(map(_is_large, outputs)):
+                self._setup.expect(entry)
         return entry
 
     def fill(self, entry: TranscriptEntry, outputs: Sequence[torch.Tensor], source: int | None = None) -> None:
-        """Keep the control values of a completed collective."""
+        """Keep the control values of a completed collective, and hold large values of set-up."""
         with self._lock:
             if self.overflowed:
                 return
@@ -99,6 +105,40 @@ class Transcript:
                 return
         entry.values = [tensor.detach().clone() if _is_control(tensor) else None for tensor in outputs]
         entry.source = source
+        setup = self._setup
+        if setup is not None:
+            with self._lock:
+                if (caller := setup.completed(entry)) is not None:
+                    self._hold(setup, entry, outputs, is_scripts=caller is Origin.SCRIPT)
+
+    def _hold(
+        self, setup: SetupOutputs, entry: TranscriptEntry, outputs: Sequence[torch.Tensor], *, is_scripts: bool
+    ) -> None:
+        for index, tensor in enumerate(outputs):
+            if not _is_large(tensor):
+                continue
+            words = f"{entry.name} of {_words([_shape(tensor)])}"
+            output = Output(entry.values, index, words, tensor.nbytes, is_scripts, storage_of(tensor))
+            if not setup.ended:
+                setup.hold(output, tensor)
+            elif not setup.is_protected(output):  # issued in set-up, and waited for in the loop
+                self.nbytes += output.nbytes
+                output.value = tensor.detach().clone()
+                output.keep()
+
+    def end_setup(self, protected: Iterable[torch.Tensor]) -> list[str]:
+        """Keep the large values of set-up, except those in the memory of `protected` tensors.
+
+        Returns the script's collectives whose values have no room.
+        """
+        if self._setup is None:
+            return []
+        with self._lock:
+            kept, lost = self._setup.end(protected, MAX_BYTES - self.nbytes)
+            self.nbytes += sum(output.nbytes for output in kept)
+            for output in kept:
+                output.keep()
+        return [f"{output.words} ({size(output.nbytes)})" for output in lost]
 
     def play(self, group: str, name: str, outputs: Sequence[torch.Tensor]) -> TranscriptEntry | None:
         """Write the values of the group's next recorded collective into `outputs`; count a miss if that differs.
@@ -140,8 +180,8 @@ class Transcript:
         """Return the transcript in its stored form. Raises `SnapshotError` if it overflowed."""
         if self.overflowed:
             raise SnapshotError(
-                f"set-up and the first steps received more than {MAX_BYTES} bytes of control values, so that no spare can "
-                "rehearse this rank.\nBroadcast large integer tensors after the second step."
+                f"set-up and the first steps received more than {MAX_BYTES} bytes in collectives, so that no spare can rehearse "
+                "this rank.\nBroadcast large tensors after the second step, or read them from a file on each rank."
             )
         with self._lock:
             body = msgspec.msgpack.encode(_Stored(self._entries, typed.to_json(self.facts)), enc_hook=raw_bytes)
@@ -184,6 +224,10 @@ def _is_control(tensor: torch.Tensor) -> bool:
     if tensor.layout is not torch.strided:
         return False
     return tensor.nbytes <= MAX_FLOAT_BYTES or not (tensor.is_floating_point() or tensor.is_complex())
+
+
+def _is_large(tensor: torch.Tensor) -> bool:
+    return tensor.layout is torch.strided and not _is_control(tensor)
 
 
 def _tensor(dtype_name: str, sizes: tuple[int, ...], value: bytes) -> torch.Tensor:

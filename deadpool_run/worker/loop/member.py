@@ -71,7 +71,7 @@ class LoopMember(RepairParticipant):
         self._optimizers = bool(self.snapshots.protected.optimizers)
         for module in self.snapshots.protected.modules.values():
             module.find_wrappers()
-        self.snapshots.find_variables()
+        self.end_setup()
         if not self.rehearsing:
             self._coverage.begin()
             if not self.practising:

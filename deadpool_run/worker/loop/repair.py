@@ -16,7 +16,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 from deadpool_run.core import events as ev
 from deadpool_run.errors import AttachError, MissingGroupError, RefusedError, ReplicasDifferError
 from deadpool_run.ids import Epoch, Rank, Version
-from deadpool_run.text import clipped
+from deadpool_run.text import clipped, shortened, size
 from deadpool_run.vault.status_page import DeviceLibrary, Phase, StatusPage
 from deadpool_run.wire.messages import THIS_WORKER, Attach, Captured
 from deadpool_run.worker.compat import c10d
@@ -25,10 +25,11 @@ from deadpool_run.worker.groups.connect import Source
 from deadpool_run.worker.groups.ddp_buckets import Wrappers
 from deadpool_run.worker.groups.registry import GroupState, Registry
 from deadpool_run.worker.groups.rehearsal import REHEARSAL_STEPS, Rehearsal
-from deadpool_run.worker.groups.transcript import Transcript
+from deadpool_run.worker.groups.transcript import MAX_BYTES, Transcript
 from deadpool_run.worker.process import rehearsal_output, sources
 from deadpool_run.worker.process.blame import blame
 from deadpool_run.worker.process.session import Session
+from deadpool_run.worker.snapshot.plan import live_tensors
 from deadpool_run.worker.snapshot.snapshot import Snapshots
 from deadpool_run.worker.variables.values.unkept import advice
 from deadpool_run.worker.verify.agreement import LATE, ReplicaDifference
@@ -37,6 +38,12 @@ from deadpool_run.worker.verify.script_names import current_line, warn
 
 ATTACH_TIMEOUT = timedelta(seconds=30)
 """The limit of one attach. It takes milliseconds, because all members are ready when it starts."""
+
+_TOO_MUCH = (
+    "set-up received more data in collectives than a replacement can get again ({limit}), and it is not the state of a protected object: "
+    "{what}.\nRead it from a file on each rank, or job.protect() an object that has it (a buffer of a module, say). "
+    "deadpool_run.init(verify=False) turns this check off."
+)
 
 
 class RepairParticipant:
@@ -79,7 +86,7 @@ class RepairParticipant:
         if session.replacement:
             self.registry.playback = Transcript.read(session.transcript_fd)
         else:
-            self.registry.recording = Transcript()
+            self.registry.recording = Transcript(of_setup=True)
         self._link.subscribe(on_abort=self._on_abort, on_interval=self._on_interval)
 
     def _take_rank_entry(self) -> None:
@@ -105,6 +112,14 @@ class RepairParticipant:
             world_size=session.world_size,
             timeout=timeout,
         )
+
+    def end_setup(self) -> None:
+        """Find the script's variables, as its loop begins, and keep what set-up has received."""
+        self.snapshots.find_variables()
+        if (recording := self.registry.recording) is not None:
+            lost = recording.end_setup(each.tensor for each in live_tensors(self.snapshots.protected).values())
+            if lost and self.registry.verify:
+                self.refuse(_TOO_MUCH.format(what=shortened(lost), limit=size(MAX_BYTES)))
 
     @property
     def interrupted(self) -> bool:

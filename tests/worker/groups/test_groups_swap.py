@@ -162,3 +162,19 @@ def test_killed_rank_is_replaced_bit_equal(make_world, mode):
     assert [r if isinstance(r, str) else r[0] for r in results] == expected
     survivors = [r for rank, r in enumerate(results) if rank != victim]
     assert all(lost == 1 and len(failures) == 1 for _, lost, failures in survivors), survivors
+
+
+def set_up(member, mode, of_setup):
+    """A rank's set-up and one step. Returns the bytes of its transcript, as if nothing were protected."""
+    member.registry.recording = Transcript(of_setup=of_setup)
+    member.start()
+    model, optimizer = build(mode, member.size)
+    one_step(model, optimizer, 0, member.rank)
+    assert member.registry.recording.end_setup([]) == []
+    return member.registry.recording.nbytes
+
+
+@pytest.mark.parametrize("mode", ["ddp", "fsdp", "hsdp"])
+def test_what_torch_sends_for_its_models_does_not_fill_a_transcript(make_world, mode):
+    """Torch's broadcasts of parameters, gathers of shards and reductions of gradients."""
+    assert make_world(4).run(set_up, mode, True) == make_world(4).run(set_up, mode, False)

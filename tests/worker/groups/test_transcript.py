@@ -59,6 +59,72 @@ def test_data_is_left_out_and_control_values_are_kept():
     assert [t.sum().item() for t in outputs] == [0, small.numel(), indices.numel()]
 
 
+def of_setup(*outputs, by=None):
+    """A transcript of set-up in which a collective of the script's, or of the named module, gave these outputs."""
+    transcript = Transcript(of_setup=True)
+    scope = {"__name__": by or __name__, "transcript": transcript, "outputs": outputs}
+    name = "<library>" if by else __file__
+    exec(compile("entry = transcript.reserve('0', 'broadcast', outputs)", name, "exec"), scope)
+    transcript.fill(scope["entry"], outputs)
+    return transcript
+
+
+def played(transcript, *outputs):
+    Transcript.from_bytes(transcript.to_bytes()).play("0", "broadcast", outputs)
+    return [tensor.flatten()[0].item() for tensor in outputs]
+
+
+LARGE = (MAX_FLOAT_BYTES // 4 + 1,)
+
+
+@pytest.mark.parametrize(("by", "kept"), [(None, 3), ("accelerate", 3), ("torch.nn.parallel.distributed", 0)])
+def test_large_data_of_set_up_is_kept_unless_torch_sends_it(by, kept):
+    transcript = of_setup(torch.full(LARGE, 3.0), by=by)
+    assert transcript.end_setup([]) == []
+    assert played(transcript, torch.zeros(LARGE)) == [kept]
+
+
+def test_what_is_in_the_memory_of_protected_state_is_not_kept():
+    protected, other = torch.full((2, *LARGE), 1.0), torch.full(LARGE, 2.0)
+    transcript = of_setup(protected[0], other)
+    assert transcript.end_setup([protected]) == []
+    assert transcript.nbytes == other.nbytes
+    assert played(transcript, torch.zeros(LARGE), torch.zeros(LARGE)) == [0, 2]
+
+
+def test_memory_that_was_freed_and_given_to_protected_state_is_another_one():
+    data = torch.full(LARGE, 2.0)
+    transcript = of_setup(data)
+    address = data.data_ptr()
+    del data
+    protected = torch.empty(LARGE)
+    assert transcript.end_setup([protected]) == []
+    assert played(transcript, torch.zeros(LARGE)) == [2], (protected.data_ptr(), address)
+
+
+def test_a_collective_that_the_loop_waits_for_is_kept_too():
+    protected, data = torch.full(LARGE, 1.0), torch.full(LARGE, 2.0)
+    transcript = Transcript(of_setup=True)
+    entry = transcript.reserve("0", "broadcast", [protected, data])
+    in_loop = [transcript.end_setup([protected]), transcript.reserve("0", "broadcast", [data])]
+    transcript.fill(entry, [protected, data])
+    transcript.fill(in_loop[1], [data])
+    assert in_loop[0] == []
+    assert transcript.nbytes == data.nbytes
+    assert played(transcript, torch.zeros(LARGE), torch.zeros(LARGE)) == [0, 2]
+
+
+@pytest.mark.parametrize("held", [0, 1 << 20])
+def test_data_without_room_is_named_unless_it_equals_protected_state_or_a_library_has_sent_it(held, monkeypatch):
+    monkeypatch.setattr("deadpool_run.worker.groups.transcript.MAX_BYTES", 100)
+    monkeypatch.setattr("deadpool_run.worker.groups.setup_outputs._MOST_HELD", held)
+    data, equal = torch.full(LARGE, 2.0), torch.full(LARGE, 3.0)
+    transcript = of_setup(data, equal)
+    assert transcript.end_setup([equal.clone()]) == ["broadcast of [1025] float32 (4.1 kB)"]
+    assert of_setup(data, by="accelerate").end_setup([]) == []
+    assert played(transcript, torch.zeros(LARGE), torch.zeros(LARGE)) == [0, 0]
+
+
 def test_slots_are_in_the_order_of_issue_and_groups_are_apart():
     transcript = Transcript()
     one, two = torch.tensor([1]), torch.tensor([2])
