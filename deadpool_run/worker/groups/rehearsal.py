@@ -5,6 +5,8 @@ to its end without a miss. Anything that a rehearsal skips would be missing in t
 or the same assignment of parameters to buckets.
 """
 
+from typing import Any
+
 from deadpool_run.errors import RehearsalError
 from deadpool_run.worker.groups.transcript import Transcript
 from deadpool_run.worker.process import sources
@@ -21,6 +23,10 @@ class Rehearsal:
         """Names of the protected optimizers that have stepped."""
         self.buckets: list[bool] = []
         """For each DDP, whether it has decided its buckets."""
+        self.total = 0
+        """Of the loop's steps."""
+        self.variables: dict[str, Any] = {}
+        """Facts of the script's variables when the loop began."""
         self._raised: Exception | None = None
 
     def raised(self, error: Exception) -> None:
@@ -33,6 +39,8 @@ class Rehearsal:
             "optimizers": sorted(self.optimizers),
             "buckets": self.buckets,
             "sources": sources.record(),
+            "total": self.total,
+            "variables": self.variables,
         }
 
     def check(self, transcript: Transcript) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch.distributed as dist
 from msgspec.structs import replace
@@ -31,6 +31,7 @@ from deadpool_run.worker.process.blame import blame
 from deadpool_run.worker.process.session import Session
 from deadpool_run.worker.snapshot.plan import live_tensors
 from deadpool_run.worker.snapshot.snapshot import Snapshots
+from deadpool_run.worker.variables.first_values import OTHER_SETUP
 from deadpool_run.worker.variables.values.unkept import advice
 from deadpool_run.worker.verify.agreement import LATE, ReplicaDifference
 from deadpool_run.worker.verify.coverage import is_sampled
@@ -115,7 +116,14 @@ class RepairParticipant:
 
     def end_setup(self) -> None:
         """Find the script's variables, as its loop begins, and keep what set-up has received."""
+        variables = self.snapshots.variables
         self.snapshots.find_variables()
+        self._rehearsal.total, self._rehearsal.variables = self.total, variables.facts()
+        if self.registry.playback is not None:
+            facts = self.registry.playback.facts
+            variables.first.compare(facts.get("variables", {}), self._rehearsal.variables)
+            if not self.session.preparing:
+                self._refuse_other_total(facts)
         if (recording := self.registry.recording) is not None:
             lost = recording.end_setup(each.tensor for each in live_tensors(self.snapshots.protected).values())
             if lost and self.registry.verify:
@@ -225,15 +233,22 @@ class RepairParticipant:
 
     def join(self) -> None:
         """Take the rank's state and join the job, after the rehearsal. Raises `RehearsalError` if that left something out."""
-        if self.registry.playback is not None:
-            self._refuse_edited(self.registry.playback)
-            self._rehearsal.check(self.registry.playback)
-        self.registry.playback = None
+        playback, self.registry.playback = self.registry.playback, None
+        if playback is not None:
+            self._refuse_edited(playback)
+            self._rehearsal.check(playback)
         self.registry.marks.inherit(self._rank_entry)
         if self.session.preparing:
             self._wait_for_rank()
+            self._refuse_other_total({} if playback is None else playback.facts)
         self._negotiate(self._link.orders.epoch, has_state=False)
         self._report_left_alone()
+        self._report_other_numbers()
+
+    def _report_other_numbers(self) -> None:
+        """Warn of variables that are other numbers than in the rank's first process."""
+        if different := self.snapshots.variables.first.other_numbers:
+            warn(f"{shortened(different)}. {OTHER_SETUP}")
 
     def _refuse_edited(self, transcript: Transcript) -> None:
         """Refuse to join with modules that the other ranks do not have."""
@@ -241,6 +256,14 @@ class RepairParticipant:
             self.refuse(
                 f"{', '.join(files)} was edited since the job began: a replacement would run other code than the other ranks.\n"
                 "Undo the edit before you start the job again, or start each job from its own copy of the code."
+            )
+
+    def _refuse_other_total(self, facts: dict[str, Any]) -> None:
+        """Refuse to join a loop of another length. A spare that has no rank yet only rehearses."""
+        total = facts.get("total", self.total)
+        if total != self.total:
+            self.refuse(
+                f"job.steps() has {self.total} steps here and had {total} in the rank's first process. {OTHER_SETUP}"
             )
 
     def learn_replicas(self) -> None:

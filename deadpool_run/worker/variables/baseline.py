@@ -62,6 +62,11 @@ class Baseline:
         """Return the variables of a scope, without functions and classes that it leaves out."""
         return self._values.get(scope, {})
 
+    def all(self) -> Iterator[tuple[str, str, First]]:
+        """Yield scope, name and first value of each variable."""
+        for scope, values in self._values.items():
+            yield from ((scope, name, first) for name, first in values.items())
+
     def code_of(self, scope: str) -> Mapping[str, Any]:
         """Return the functions and classes that a scope leaves out while they are as they were."""
         return self._code.get(scope, {})

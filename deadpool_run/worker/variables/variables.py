@@ -18,6 +18,7 @@ from deadpool_run.worker.state.state_tensors import StateTensors
 from deadpool_run.worker.variables import references
 from deadpool_run.worker.variables.baseline import OPAQUE, UNKEPT, Baseline, First
 from deadpool_run.worker.variables.children import shown
+from deadpool_run.worker.variables.first_values import COUNT, FirstValues, facts_of, shown_variable
 from deadpool_run.worker.variables.late_modules import LateModules
 from deadpool_run.worker.variables.left_alone import digests_of_unwritten
 from deadpool_run.worker.variables.references import References
@@ -38,8 +39,6 @@ _IMPORTED = "imported modules"
 """Not a scope: the names of the modules that were imported after the loop began."""
 _LEFT_ALONE = "left alone"
 """Not a scope: objects that snapshots do not keep and that have changed, with their progress."""
-_COUNT = 1_000_000
-"""Larger numbers may be times, or bytes of memory."""
 _GONE = ["gone"]
 _LOST = "lost"
 
@@ -60,6 +59,7 @@ class Variables:
         self._references = References()
         self._looks = Looks()
         self._baseline = Baseline(self._noting_writer, self.keeps)
+        self.first = FirstValues()
         self._late: LateModules | None = None
         self._copies = TensorCopies()
         self._moved: set[_Name] = set()
@@ -99,6 +99,10 @@ class Variables:
         self._baseline.note(self._scopes)
         self._late = LateModules(self._imported)
         self._copies.begun()
+
+    def facts(self) -> dict[str, Any]:
+        """Return what has to be the same in a replacement when its loop begins, as JSON."""
+        return facts_of(self._baseline.all())
 
     def rehearsed(self) -> None:
         """Note what the first steps have made: a replacement makes it in its rehearsal."""
@@ -169,6 +173,7 @@ class Variables:
                 f"a module that the script imported after its first step cannot be imported here: {why}.\nImport it before the loop."
             )
         left_alone = changed.pop(_LEFT_ALONE, {}).items()
+        self.first.check(changed, self.refuse)
         if not self.trying:
             here = self._advanced()
             self.left_alone = [name for name, progress in left_alone if here.get(name) != progress]
@@ -189,7 +194,10 @@ class Variables:
             nodes = changed.get(scope.name, {})
             now = scope.all()
             wanted = (
-                self._unchanged(reader, scope, nodes, now) | values.get(scope.name, {}) | self._lost(scope, nodes, now)
+                self._unchanged(reader, scope, nodes, now)
+                | self.first.stand_ins(scope.name, now.keys() - nodes.keys(), self.refuse)
+                | values.get(scope.name, {})
+                | self._lost(scope, nodes, now)
             )
             wanted = {name: value for name, value in wanted.items() if name not in now or now[name] is not value}
             if wanted:
@@ -216,10 +224,10 @@ class Variables:
     def counts(self) -> dict[str, int]:
         """Return the small whole numbers in variables, by name."""
         return {
-            _shown(scope.name, name): value
+            shown_variable(scope.name, name): value
             for scope in self._scopes or ()
             for name, value in scope.read().items()
-            if type(value) is int and abs(value) < _COUNT
+            if type(value) is int and abs(value) < COUNT
         }
 
     def left_out(self) -> dict[str, str]:
@@ -227,7 +235,7 @@ class Variables:
         if self._scopes is None:
             return {}
         pairs = ((scope.name, pair) for scope in self._scopes for pair in scope.read().items())
-        values = ((_shown(scope, name), value) for scope, (name, value) in pairs)
+        values = ((shown_variable(scope, name), value) for scope, (name, value) in pairs)
         return digests_of_unwritten(values, self._write_whole, self.keeps)
 
     def _write_whole(self, value: Any) -> None:
@@ -248,12 +256,12 @@ class Variables:
                         and tensor.numel() >= _LARGE
                         and not (tensor.is_meta or is_freed(tensor))
                     ):
-                        yield _shown(scope.name, f"{name}{part}"), tensor
+                        yield shown_variable(scope.name, f"{name}{part}"), tensor
 
     def _advanced(self) -> dict[str, str]:
         assert self._scopes is not None
         return {
-            _shown(scope.name, name): progress
+            shown_variable(scope.name, name): progress
             for scope in self._scopes.of_names(self._baseline.with_left_alone())
             for name, progress in self._baseline.advanced(scope)
         }
@@ -322,7 +330,7 @@ class Variables:
     def _report(self, name: _Name, why: str) -> None:
         if name not in self._reported:
             self._reported.add(name)
-            self.too_large[_shown(*name)] = why
+            self.too_large[shown_variable(*name)] = why
 
     def _read_all(
         self, reader: ValueReader, scope: str, nodes: dict[str, Any], kept: Mapping[str, Any]
@@ -333,14 +341,14 @@ class Variables:
                 continue
             if references.is_made_later(node):
                 later = self._references.made_later(node)
-                lost = LostValue(_shown(scope, name), MADE_LATER, self.refuse, kept.get(name))
+                lost = LostValue(shown_variable(scope, name), MADE_LATER, self.refuse, kept.get(name))
                 found[name] = lost if later is None else later
                 continue
             try:
                 found[name] = reader.read(node)
             except (OpaqueError, KeyError):
                 why = "it has a function, a class or another object that was made after the loop had begun"
-                found[name] = LostValue(_shown(scope, name), why, self.refuse, kept.get(name))
+                found[name] = LostValue(shown_variable(scope, name), why, self.refuse, kept.get(name))
         return found
 
     def _lost(self, scope: Scope, nodes: dict[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
@@ -354,7 +362,7 @@ class Variables:
                 continue  # the trial compares the results
             if unkept is None or name not in now or not unkept.undo(now[name]):
                 found[name] = LostValue(
-                    _shown(scope.name, name), node[1], self.refuse, now.get(name) if self.trying else None
+                    shown_variable(scope.name, name), node[1], self.refuse, now.get(name) if self.trying else None
                 )
         return found
 
@@ -371,7 +379,7 @@ class Variables:
                     continue
                 if name not in now or not first.value.undo(now[name]):
                     kept = now.get(name) if self.trying else None
-                    found[name] = LostValue(_shown(scope.name, name), first.value.why, self.refuse, kept)
+                    found[name] = LostValue(shown_variable(scope.name, name), first.value.why, self.refuse, kept)
             elif first.node is OPAQUE:
                 value = None if first.value is None else first.value()
                 if value is not None:  # else the script has dropped it
@@ -396,7 +404,3 @@ class Variables:
 
 def _is_lost(node: Any) -> bool:
     return isinstance(node, list) and node[0] == _LOST
-
-
-def _shown(scope: str, name: str) -> str:
-    return f"{scope}.{name}".removeprefix("__main__.")

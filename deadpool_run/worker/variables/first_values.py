@@ -1,0 +1,151 @@
+"""First values of variables that have to be the same in a replacement: tensors, arrays and small whole numbers.
+
+A snapshot has only what changed since the loop began. Set-up of a replacement has to give the rest, so it must not read what
+training has written, such as a checkpoint of the script's own. Floats and strings may differ: they are times, paths, host names.
+So may bools: a script may note `job.rehearsing` in set-up.
+"""
+
+import hashlib
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from typing import Any, NoReturn
+
+from torch import Tensor
+
+from deadpool_run.text import shortened
+from deadpool_run.worker.state import generators
+from deadpool_run.worker.state.digest import digest, sample
+from deadpool_run.worker.variables.baseline import First
+from deadpool_run.worker.variables.values.tensors import TensorCopy
+from deadpool_run.worker.variables.values.unkept import LostValue
+
+COUNT = 1_000_000
+"""Larger numbers may be times, or bytes of memory."""
+OTHER_SETUP = (
+    "Set-up gave another result than the first time: it read a file that training has written, such as a checkpoint of the script's "
+    "own, or drew from a generator without a seed.\nUse --durable in place of own checkpoints, or let one rank read the file and send "
+    "the values to all others in set-up: a replacement gets what its rank received the first time."
+)
+_OTHER_NUMBER = "it is another number than in the rank's first process"
+_WHOLE_BYTES = 1 << 20
+"""Of a larger tensor, a sample is compared."""
+_DIGEST_BYTES = 8
+_PROTECTED = "protected "
+"""Scopes with such names have the attributes of protected objects, whose numbers their states have."""
+
+Name = tuple[str, str]
+"""The names of a scope and a variable."""
+
+
+class FirstValues:
+    """The variables whose first values differ here from those in the rank's first process. Empty in that process."""
+
+    def __init__(self) -> None:
+        self._tensors: set[Name] = set()
+        self._numbers: dict[Name, tuple[int, int]] = {}
+        """There, and here."""
+        self._is_same_machine = False
+        self.other_numbers: list[str] = []
+        """Of the last restore, for a warning: variables that are other numbers here."""
+
+    def compare(self, there: Mapping[str, Any], here: Mapping[str, Any]) -> None:
+        """Note the variables that differ between the facts of the rank's first process and those of this one."""
+        self._is_same_machine = there.get("machine") == here["machine"]
+        places, theirs = (there.get("place"), here["place"]), there.get("values", {})
+        for scope, values in here["values"].items():
+            for name, now in values.items():
+                then = theirs.get(scope, {}).get(name)
+                if then == now or type(then) is not type(now):
+                    continue
+                if isinstance(now, str):
+                    self._tensors.add((scope, name))
+                elif (then, now) != places:
+                    self._numbers[scope, name] = then, now
+
+    def check(self, changed: Mapping[str, Any], refuse: Callable[[str], object]) -> None:
+        """Refuse other tensors and arrays, unless training has changed them: then the snapshot has them."""
+        self.other_numbers = [self._words(name) for name in self._numbers if name[1] not in changed.get(name[0], ())]
+        if different := [shown_variable(*name) for name in self._tensors if name[1] not in changed.get(name[0], ())]:
+            refuse(f"{shortened(different)} has other numbers here than in the rank's first process. {OTHER_SETUP}")
+
+    def stand_ins(self, scope: str, names: Iterable[str], refuse: Callable[[str], NoReturn]) -> dict[str, LostValue]:
+        """Return stand-ins for the numbers that differ, among these variables of a scope. A step that reads one is refused.
+
+        On another machine a number may be one of that machine.
+        """
+        if not (self._numbers and self._is_same_machine):
+            return {}
+        return {
+            name: LostValue(
+                shown_variable(scope, name), _OTHER_NUMBER, partial(_refuse, refuse, self._words((scope, name)))
+            )
+            for name in names
+            if (scope, name) in self._numbers
+        }
+
+    def _words(self, name: Name) -> str:
+        then, now = self._numbers[name]
+        return f"{shown_variable(*name)} is {now} here and was {then} in the rank's first process"
+
+
+def _refuse(refuse: Callable[[str], NoReturn], words: str, _: str) -> NoReturn:
+    refuse(f"{words}, and a step has read it. {OTHER_SETUP}")
+
+
+def shown_variable(scope: str, name: str) -> str:
+    """Return the name of a variable for messages."""
+    return f"{scope}.{name}".removeprefix("__main__.")
+
+
+def facts_of(values: Iterable[tuple[str, str, First]]) -> dict[str, Any]:
+    """Return the first values as JSON: numbers, and digests of tensors and arrays, by scope and variable."""
+    found: dict[str, dict[str, int | str]] = {}
+    own = {os.getpid(), os.getppid()}
+    for scope, name, first in values:
+        node = first.node
+        if type(node) is int:
+            if abs(node) < COUNT and node not in own and not scope.startswith(_PROTECTED):
+                found.setdefault(scope, {})[name] = node
+        elif isinstance(node, list) and (data := digest_of(node)):
+            found.setdefault(scope, {})[name] = data
+    return {"machine": _machine(), "place": _place(), "values": found}
+
+
+def _machine() -> str:
+    return os.uname().nodename
+
+
+def _place() -> int:
+    """Return the number of this process on its machine: a spare takes a rank of another number."""
+    return int(os.environ.get("LOCAL_RANK", "0"))
+
+
+def digest_of(node: Any) -> str:
+    """Return a digest of the tensors and arrays in a variable's node; empty if there are none."""
+    found, digests = False, hashlib.blake2b(digest_size=_DIGEST_BYTES)
+    for part in _data_in(node):
+        found = True
+        digests.update(part)
+    return digests.hexdigest() if found else ""
+
+
+def _data_in(node: Any) -> Iterator[bytes]:
+    """Yield the bytes of small tensors and arrays, and digests of large ones."""
+    match node:
+        case [str(tag), *_] if tag in generators.KINDS:
+            return  # one without a seed differs in each process
+        case ["tensor" | "array", kind, list(shape), bytes(data)]:
+            yield f"{kind}{shape}".encode() + data
+        case ["large", _, TensorCopy() as copy]:
+            yield _digest(copy.tensor)
+        case ["large array", kind, shape, TensorCopy() as copy]:
+            yield f"{kind}{shape}".encode() + _digest(copy.tensor)
+        case list():
+            for part in node:
+                yield from _data_in(part)
+
+
+def _digest(tensor: Tensor) -> bytes:
+    found = digest(tensor) if tensor.nbytes <= _WHOLE_BYTES else sample(tensor)
+    return str(found).encode()
