@@ -176,9 +176,7 @@ class RepairParticipant:
         else:
             kind, error = type(why).__name__, clipped(str(why))
             self._failure = ev.DrainFailed(
-                THIS_WORKER,
-                self._epoch,
-                f"{kind}: {error}",
+                *(THIS_WORKER, self._epoch, f"{kind}: {error}"),
                 step=self.session.step,
                 kind=kind,
                 error=error,

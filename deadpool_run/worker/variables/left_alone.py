@@ -22,6 +22,7 @@ from deadpool_run.worker.variables.values.functions import CODE
 from deadpool_run.worker.variables.values.iterators import is_iterator, progress_of
 from deadpool_run.worker.variables.values.objects import OpaqueError, UnkeptDataError
 from deadpool_run.worker.variables.values.tensors import is_numeric_array, sample_of_array
+from deadpool_run.worker.variables.values.writer import ValueWriter
 
 _MOST_PARTS = 256
 _MOST_PARTS_INSIDE = 4096
@@ -58,16 +59,21 @@ def _shape(value: Any) -> Any:
 
 
 def digests_of_unwritten(
-    values: Iterable[tuple[str, Any]], write: Callable[[Any], Any], is_kept: Callable[[object], bool]
+    values: Iterable[tuple[str, Any]], writer: Callable[[], ValueWriter], is_kept: Callable[[object], bool]
 ) -> dict[str, str]:
-    """Return digests of the objects and iterators that `write` does not keep, by name and class, each object once. Slow.
+    """Return digests of the objects and iterators that a writer does not keep whole, by name and class, each object once. Slow.
 
     Without what is inside them and `is_kept` otherwise, such as a protected model.
     """
     found: dict[str, str] = {}
     seen, parts = set(), 0
     for name, value in values:
-        if parts < _MOST_PARTS_IN_ALL and id(value) not in seen and not is_kept(value) and _is_unwritten(value, write):
+        if (
+            parts < _MOST_PARTS_IN_ALL
+            and id(value) not in seen
+            and not is_kept(value)
+            and _is_unwritten(value, writer())
+        ):
             seen.add(id(value))
             search = _Inside(is_kept)
             search.look(value, 0)
@@ -76,16 +82,16 @@ def digests_of_unwritten(
     return found
 
 
-def _is_unwritten(value: Any, write: Callable[[Any], Any]) -> bool:
+def _is_unwritten(value: Any, writer: ValueWriter) -> bool:
     if _is_passed_over(type(value)):
         return False
     try:
-        write(value)
+        writer.write(value)
     except UnkeptDataError:
         return is_iterator(value)
     except OpaqueError:
         return True
-    return False
+    return writer.holes > 0
 
 
 def _is_passed_over(kind: type) -> bool:

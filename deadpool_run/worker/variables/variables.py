@@ -236,14 +236,7 @@ class Variables:
             return {}
         pairs = ((scope.name, pair) for scope in self._scopes for pair in scope.read().items())
         values = ((shown_variable(scope, name), value) for scope, (name, value) in pairs)
-        return digests_of_unwritten(values, self._write_whole, self.keeps)
-
-    def _write_whole(self, value: Any) -> None:
-        """Raise `OpaqueError` for a value of which a snapshot does not hold all."""
-        writer = self._writer()
-        writer.write(value)
-        if writer.holes:
-            raise OpaqueError
+        return digests_of_unwritten(values, self._writer, self.keeps)
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the larger tensors in variables, by name, except those that require gradients."""

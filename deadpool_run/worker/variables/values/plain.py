@@ -1,10 +1,13 @@
 """Numbers, texts and factories as nodes for MessagePack, which refuses some of them."""
 
+import threading
 from collections import defaultdict
 from typing import Any
 
 FACTORIES: dict[str, type] = {each.__name__: each for each in (list, dict, set, int, float, str, tuple)}
 """The factories with which a `defaultdict` can be rebuilt."""
+LOCKS: dict[str, Any] = {type(make()).__name__: type(make()) for make in (threading.Lock, threading.RLock)}
+"""The classes of locks. One in a container is replaced by a new one."""
 _NUMBERS = frozenset({float, int, bool, type(None)})
 _INT64 = 1 << 63
 

@@ -1,6 +1,7 @@
 """Decoder of the trees that `ValueWriter` makes. No code of the script's classes is run."""
 
 import sys
+import threading
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
@@ -20,7 +21,7 @@ from deadpool_run.worker.variables.values.plain import FACTORIES
 from deadpool_run.worker.variables.values.tensors import TensorCopy
 from deadpool_run.worker.variables.values.unkept import raise_refused, with_lost_graph
 from deadpool_run.worker.variables.values.views import view_of
-from deadpool_run.worker.variables.values.writer import DICTS, LOCKS, SEQUENCES
+from deadpool_run.worker.variables.values.writer import DICTS, SEQUENCES
 
 _CODE = frozenset({"code", "method", "bound", "partial"})
 
@@ -152,7 +153,7 @@ class ValueReader:
     def _simple(self, tag: str, parts: list[Any], into: Any) -> Any:  # noqa: C901, PLR0911, PLR0912 - one line for each kind
         match tag:
             case "lock":
-                return LOCKS[parts[0]]()
+                return (threading.RLock if parts[0] == "RLock" else threading.Lock)()
             case "text":
                 return str(parts[0], errors="surrogatepass")
             case "int":

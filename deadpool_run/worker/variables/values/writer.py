@@ -6,7 +6,6 @@ rank (`Objects`), others by number among the values that are written together.
 """
 
 import itertools
-import threading
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable
 from functools import partial
@@ -30,7 +29,7 @@ from deadpool_run.worker.variables.values.own_objects import (
     is_own,
     may_be_made,
 )
-from deadpool_run.worker.variables.values.plain import are_numbers, factory_of, fits, text_node
+from deadpool_run.worker.variables.values.plain import LOCKS, are_numbers, factory_of, fits, text_node
 from deadpool_run.worker.variables.values.tensors import (
     MOST_BYTES,
     TensorCopies,
@@ -59,8 +58,6 @@ _INLINE_BYTES = 16 << 10
 _DEEPEST = 60
 _TOO_DEEP = f"it has values that are nested more than {_DEEPEST} deep"
 _CODE = (*functions.CODE, MethodType, partial)
-LOCKS: dict[str, Any] = {"Lock": threading.Lock, "RLock": threading.RLock}
-_LOCKS = {type(make()): name for name, make in LOCKS.items()}
 
 
 class ValueWriter:
@@ -199,8 +196,8 @@ class ValueWriter:
 
         Of a function of the script's, what its closure holds is kept. Raises `OpaqueError` for an object that was made later.
         """
-        if type(value) in _LOCKS:
-            return ["lock", _LOCKS[type(value)]]
+        if type(value) in LOCKS.values():
+            return ["lock", type(value).__name__]
         name = None if self._objects is None else self._objects.name_of(value)
         if name is None and self._noting and self._objects is not None:
             name = f"{self._noting}#{self._values}"
