@@ -135,14 +135,21 @@ def storage_of(tensor: Tensor) -> StorageWeakRef | None:
 
 
 def _not_equal_to(protected: Iterable[Tensor], outputs: list[Output]) -> list[Output]:
-    """Return the outputs that equal no protected tensor: a script may read a checkpoint on one rank, and send its tensors."""
+    """Return the outputs that equal no protected tensor: a script may read a checkpoint on one rank, and send its tensors.
+
+    One of the size of a sharded tensor counts as that: the shard is restored.
+    """
     if not outputs:
         return []
-    by_size = defaultdict(list)
+    by_size, sharded = defaultdict(list), set()
     for each in protected:
         by_size[local(each).nbytes].append(each)
+        if local(each).numel() != each.numel():
+            sharded.add(each.numel() * each.element_size())
     found = []
     for output in outputs:
+        if output.nbytes in sharded:
+            continue
         own = output.digest if output.value is None else digest(output.value)
         if own is None or all(digest(each) != own for each in by_size[output.nbytes]):
             found.append(output)

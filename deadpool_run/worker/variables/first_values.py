@@ -13,7 +13,6 @@ from typing import Any, NoReturn
 
 from torch import Tensor
 
-from deadpool_run.text import shortened
 from deadpool_run.worker.state import generators
 from deadpool_run.worker.state.digest import digest, sample
 from deadpool_run.worker.variables.baseline import First
@@ -27,7 +26,7 @@ OTHER_SETUP = (
     "own, or drew from a generator without a seed.\nUse --durable in place of own checkpoints, or let one rank read the file and send "
     "the values to all others in set-up: a replacement gets what its rank received the first time."
 )
-_OTHER_NUMBER = "it is another number than in the rank's first process"
+_OTHER_VALUE = "it is another one than in the rank's first process"
 _WHOLE_BYTES = 1 << 20
 """Of a larger tensor, a sample is compared."""
 _DIGEST_BYTES = 8
@@ -63,28 +62,28 @@ class FirstValues:
                 elif (then, now) != places:
                     self._numbers[scope, name] = then, now
 
-    def check(self, changed: Mapping[str, Any], refuse: Callable[[str], object]) -> None:
-        """Refuse other tensors and arrays, unless training has changed them: then the snapshot has them."""
+    def restored(self, changed: Mapping[str, Any]) -> None:
+        """Note which numbers differ after a restore. What training has `changed` comes from the snapshot."""
         self.other_numbers = [self._words(name) for name in self._numbers if name[1] not in changed.get(name[0], ())]
-        if different := [shown_variable(*name) for name in self._tensors if name[1] not in changed.get(name[0], ())]:
-            refuse(f"{shortened(different)} has other numbers here than in the rank's first process. {OTHER_SETUP}")
 
     def stand_ins(self, scope: str, names: Iterable[str], refuse: Callable[[str], NoReturn]) -> dict[str, LostValue]:
-        """Return stand-ins for the numbers that differ, among these variables of a scope. A step that reads one is refused.
+        """Return stand-ins for what differs, among these variables of a scope. A step that reads one is refused.
 
         On another machine a number may be one of that machine.
         """
-        if not (self._numbers and self._is_same_machine):
+        if not (self._numbers or self._tensors):
             return {}
         return {
             name: LostValue(
-                shown_variable(scope, name), _OTHER_NUMBER, partial(_refuse, refuse, self._words((scope, name)))
+                shown_variable(scope, name), _OTHER_VALUE, partial(_refuse, refuse, self._words((scope, name)))
             )
             for name in names
-            if (scope, name) in self._numbers
+            if (scope, name) in self._tensors or (self._is_same_machine and (scope, name) in self._numbers)
         }
 
     def _words(self, name: Name) -> str:
+        if name in self._tensors:
+            return f"{shown_variable(*name)} has other numbers here than in the rank's first process"
         then, now = self._numbers[name]
         return f"{shown_variable(*name)} is {now} here and was {then} in the rank's first process"
 

@@ -173,7 +173,7 @@ class Variables:
                 f"a module that the script imported after its first step cannot be imported here: {why}.\nImport it before the loop."
             )
         left_alone = changed.pop(_LEFT_ALONE, {}).items()
-        self.first.check(changed, self.refuse)
+        self.first.restored(changed)
         if not self.trying:
             here = self._advanced()
             self.left_alone = [name for name, progress in left_alone if here.get(name) != progress]
