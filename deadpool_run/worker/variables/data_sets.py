@@ -1,6 +1,7 @@
 """Data loaders, and torch's own data sets and samplers: what of them may change from step to step.
 
-The script's own data sets and samplers are objects as others are. They may have no variable but the loader.
+The script's own data sets are objects as others are. They may have no variable but the loader. Samplers and generators of a loader
+are not looked for here: `Job.batches` draws an epoch's order again, and sets their states itself.
 """
 
 from collections.abc import Iterator
@@ -8,7 +9,9 @@ from typing import Any
 
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-_LOOKED_INTO = ("dataset", "batch_sampler", "sampler", "collate_fn", "worker_init_fn")
+DRAWN_AGAIN = frozenset({"generator"})
+"""Attributes of samplers whose state is not kept here."""
+_LOOKED_INTO = ("dataset", "collate_fn", "worker_init_fn")
 _OF_TORCH = "torch.utils.data."
 
 
@@ -19,10 +22,5 @@ def is_data(value: Any) -> bool:
 
 
 def parts_of(loader: DataLoader[Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the objects and functions from which a loader gets its batches, by attribute."""
+    """Yield the data set and the functions from which a loader gets its batches, by attribute."""
     return ((name, vars(loader).get(name)) for name in _LOOKED_INTO)
-
-
-def generator_of(loader: DataLoader[Any]) -> dict[str, Any]:
-    """Return the loader's generator by attribute; nothing if it has none."""
-    return {} if loader.generator is None else {"generator": loader.generator}

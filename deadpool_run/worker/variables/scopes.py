@@ -27,7 +27,7 @@ from deadpool_run.worker.state.optimizers import is_optimizer_wrapper
 from deadpool_run.worker.state.script_hooks import module_of
 from deadpool_run.worker.variables.children import Children
 from deadpool_run.worker.variables.classes import Classes
-from deadpool_run.worker.variables.data_sets import generator_of, is_data, parts_of
+from deadpool_run.worker.variables.data_sets import DRAWN_AGAIN, is_data, parts_of
 from deadpool_run.worker.variables.library_objects import has_only_values
 from deadpool_run.worker.variables.modules import (
     LEAVES,
@@ -211,12 +211,10 @@ class Scopes:
         """Add the parts of a loader, or the attributes of a data set or a sampler. A loader, which may have workers, is not kept alive."""
         if not isinstance(value, DataLoader):
             self.objects.add(name, value)
-            self._add_attributes(name, value)
+            self._add_attributes(name, value, DRAWN_AGAIN)
             self._search(name, vars(value).items())
         elif value not in self._loaders:
             self._loaders.add(value)
-            if generator := generator_of(value):
-                self._add(Scope(name, partial(dict, generator), len))  # its state is set in place
             self._search(name, parts_of(value))
 
     def _look_at_own(self, name: str, kind: type, value: Any) -> None:

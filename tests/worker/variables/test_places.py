@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, Dataset, DistributedSampler, RandomSampler, Subset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, Subset, TensorDataset
 
 from deadpool_run.worker.variables.variables import Variables
 
@@ -233,14 +233,6 @@ class Growing(Dataset):
         return self.asked + float(self.tensors[0].sum())
 
 
-class Sampling(RandomSampler):
-    passes = 0
-
-    def __iter__(self):
-        self.passes += 1
-        yield from range(self.passes)
-
-
 def parts_of_a_loader():
     collated = 0
 
@@ -249,14 +241,11 @@ def parts_of_a_loader():
         collated += 1
         return collated, values
 
-    loader = DataLoader(Growing(), collate_fn=collate, generator=torch.Generator().manual_seed(3))
-    others = DataLoader(range(9), sampler=RandomSampler(range(9), generator=torch.Generator().manual_seed(4)))
-    own = DataLoader(range(99), sampler=Sampling(range(9)))
-    sharded = DistributedSampler(range(9), 1, 0)
+    loader, sharded = DataLoader(Growing(), collate_fn=collate), DistributedSampler(range(9), 1, 0)
 
     def bump():
         sharded.set_epoch(sharded.epoch + 1)
-        return list(loader), [int(each) for each in others], len(list(own)), list(sharded)
+        return list(loader), list(sharded)
 
     return (bump,)
 
