@@ -132,7 +132,7 @@ def one_element_of_an_array():
 
 
 def one_element_of_a_tensor():
-    return torch.full((2_500_000,), torch.nan), lambda each: each.data.__setitem__(1_234_567, 1)
+    return torch.zeros(2_500_000), lambda each: each.data.__setitem__(1_234_567, 1)
 
 
 def a_value_in_a_list_of_dicts():
