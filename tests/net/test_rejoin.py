@@ -65,16 +65,16 @@ class Mine(Participation):
         self.node = Node(self._no_leader)
         configurations = (Configuration(0, 1, "old", ("old", *addresses, "me")),)
         agent = election.follower("me", T, configurations, self._loop.time())
-        self._leadership = Leadership(
+        self.leadership = Leadership(
             agent, addresses.values(), self, Cluster(endpoints=(), token=TOKEN, node_name="me"), CREDENTIALS
         )
 
     def hear_claim(self, agents):
-        self._leadership.handle_configurations(agents)
+        self.leadership.handle_configurations(agents)
 
     async def close(self):
         await self._tasks.end()
-        self._leadership.close()
+        self.leadership.close()
         if self._follower is not None:
             self._follower.close()
 
@@ -134,7 +134,7 @@ def test_one_that_leads_no_longer_names_who_does_and_that_one_is_followed():
         rejoin, wish = await end.hears(2)
         assert rejoin == peers.Rejoin("me", Place("me"), rejoin.found)
         assert wish.event.signal == 15, "what the user wants has reached who leads"
-        assert (mine._leadership.agent.term, mine._leadership.leader) == (2, later.peer)
+        assert (mine.leadership.agent.term, mine.leadership.leader) == (2, later.peer)
         assert mine.node.above is mine._follower
         assert mine._follower.was_answered
         assert not mine.over.done()
@@ -152,7 +152,7 @@ def test_an_agents_outdated_word_is_not_followed():
         mine.hear_claim(agents(1, claimed))
         await claimed.until(lambda: len(claimed.came) > 2)  # it is asked again: it may lead soon
         assert not before.came
-        assert mine._leadership.agent.term == 1
+        assert mine.leadership.agent.term == 1
         await mine.close()
 
     run(main)
@@ -167,7 +167,7 @@ def test_a_node_that_is_given_up_votes_no_more():
         mine.hear_claim(agents(1, claimed))
         await asyncio.wait({mine.over})
         assert str(mine.over.exception()) == "the leader declared this node lost: it is silent"
-        assert mine._leadership.agent.role is ElectionRole.FENCED
+        assert mine.leadership.agent.role is ElectionRole.FENCED
         await mine.close()
 
     run(main)
