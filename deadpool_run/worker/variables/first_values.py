@@ -9,6 +9,7 @@ import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any, NoReturn
 
 from torch import Tensor
@@ -19,6 +20,8 @@ from deadpool_run.worker.variables.baseline import First
 from deadpool_run.worker.variables.values.tensors import TensorCopy
 from deadpool_run.worker.variables.values.unkept import LostValue
 
+_PORTS = range(32768, 61000)
+"""From these the kernel chooses ports."""
 COUNT = 1_000_000
 """Larger numbers may be times, or bytes of memory."""
 OTHER_SETUP = (
@@ -59,7 +62,7 @@ class FirstValues:
                     continue
                 if isinstance(now, str):
                     self._tensors.add((scope, name))
-                elif (then, now) != places:
+                elif (then, now) != places and not _are_of_processes(then, now, there, here):
                     self._numbers[scope, name] = then, now
 
     def restored(self, changed: Mapping[str, Any]) -> None:
@@ -88,6 +91,12 @@ class FirstValues:
         return f"{shown_variable(*name)} is {now} here and was {then} in the rank's first process"
 
 
+def _are_of_processes(then: int, now: int, there: Mapping[str, Any], here: Mapping[str, Any]) -> bool:
+    """Return whether the numbers are open file descriptors of both processes, or ports that the kernel chose."""
+    are_open = then in there.get("descriptors", ()) and now in here["descriptors"]
+    return are_open or (then in _PORTS and now in _PORTS)
+
+
 def _refuse(refuse: Callable[[str], NoReturn], words: str, _: str) -> NoReturn:
     refuse(f"{words}, and a step has read it. {OTHER_SETUP}")
 
@@ -108,7 +117,18 @@ def facts_of(values: Iterable[tuple[str, str, First]]) -> dict[str, Any]:
                 found.setdefault(scope, {})[name] = node
         elif isinstance(node, list) and (data := digest_of(node)):
             found.setdefault(scope, {})[name] = data
-    return {"machine": _machine(), "place": _place(), "values": found}
+    numbers = {value for values in found.values() for value in values.values() if isinstance(value, int)}
+    return {
+        "machine": _machine(),
+        "place": _place(),
+        "values": found,
+        "descriptors": sorted(number for number in numbers if _is_open(number)),
+    }
+
+
+def _is_open(number: int) -> bool:
+    """Return whether this is a file descriptor of this process, other than the standard streams."""
+    return number > 2 and Path(f"/proc/self/fd/{number}").is_symlink()
 
 
 def _machine() -> str:

@@ -3,6 +3,7 @@
 import os
 import random
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -108,3 +109,14 @@ def test_the_place_on_the_machine_may_differ(monkeypatch):
     monkeypatch.setattr(first_values, "_place", lambda: int(next(places)))
     holder, first = restored({"place": 1}, {"place": 3})
     assert (holder.place, first.other_numbers) == (3, [])
+
+
+def test_file_descriptors_and_ports_may_differ():
+    """A script may open its log in set-up: each process has another number for it."""
+    with Path("/dev/null").open() as one, Path("/dev/null").open() as other:
+        holder, first = restored({"log": one.fileno()}, {"log": other.fileno()})
+        assert (holder.log, first.other_numbers) == (other.fileno(), [])
+        holder, _ = restored({"start": 0}, {"start": other.fileno()})
+        assert type(holder.start) is LostValue
+    holder, first = restored({"port": 40001}, {"port": 50002})
+    assert (holder.port, first.other_numbers) == (50002, [])
