@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from torch.amp.grad_scaler import GradScaler
+from torch.optim import lr_scheduler
 from torch.optim.lr_scheduler import LRScheduler
 
 KINDS = (LRScheduler, GradScaler)
@@ -28,7 +29,8 @@ def take_made() -> list[Any]:
 
 def is_step_of_scheduler(function: Any) -> bool:
     """Return whether a function is the one that a scheduler puts in place of its optimizer's `step`."""
-    return getattr(function, "_wrapped_by_lr_sched", False) is True
+    code = getattr(getattr(function, "__func__", function), "__code__", None)
+    return code is not None and code.co_filename == lr_scheduler.__file__
 
 
 def _noting(kind: type[Any]) -> Callable[..., Any]:

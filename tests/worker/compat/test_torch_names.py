@@ -121,7 +121,6 @@ NAMES = {
     "_unsharded_param": [Place(f"{FSDP}_fsdp_param.py", "FSDPParam")],
     "_utils": [_file("torch/distributed/tensor/_utils.py")],
     "_version": [Place("torch/_C/__init__.pyi", "TensorBase")],
-    "_wrapped_by_lr_sched": [Place("torch/optim/lr_scheduler.py")],
 }
 """Every private name in the compat modules. The keys are compared with those modules' text."""
 
