@@ -120,7 +120,7 @@ def test_an_incident_is_one_line_with_its_times_in_milliseconds():
     text = to_plain(status(incidents=[INCIDENT]), NOW)
     line = next(line for line in text.splitlines() if "SIGKILL" in line)
     assert "rank 1 (worker 1) was killed by SIGKILL, injected  spare worker 2" in line
-    assert line.split()[-9:] == ["57", "1", "3", "15", "1", "200", "210", "220", "245"]
+    assert line.split()[-9:] == ["57", "1", "3", "1", "15", "200", "210", "220", "245"]
     unknown = to_plain(status(incidents=[{**INCIDENT, "detected_s": None}]), NOW)
     assert next(line for line in unknown.splitlines() if "SIGKILL" in line).split()[-7] == "-"
 
