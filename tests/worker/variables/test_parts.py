@@ -226,6 +226,20 @@ def view_of_an_array():
     return bump
 
 
+def tensor_of_an_array():
+    """Both have the same memory, and count their steps in other units."""
+    array, row = np.arange(12.0).reshape(3, 4), None
+
+    def bump():
+        nonlocal row
+        before = None if row is None else row.tolist()
+        row = torch.from_numpy(array * 2)[1:, ::2] if row is None else torch.from_numpy(array)[1:, ::2]
+        array[0, 0] += 1
+        return before, array.tolist()
+
+    return bump
+
+
 def unusual_tensors():
     wide, best = torch.zeros(1).expand(3), None
     with torch.inference_mode():
@@ -260,7 +274,7 @@ def parameter():
 KINDS = [
     *(dicts_with_modules, tasks_by_number, closures_in_a_list, guarded_later, tree, ring, chain),
     *(alone, array_of_objects, local_class),
-    *(view_of_a_buffer, view_of_a_later_buffer, view_of_an_array, unusual_tensors, parameter),
+    *(view_of_a_buffer, view_of_a_later_buffer, view_of_an_array, tensor_of_an_array, unusual_tensors, parameter),
 ]
 
 

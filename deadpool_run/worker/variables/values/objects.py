@@ -5,7 +5,7 @@ from contextlib import suppress
 from typing import Any
 
 from deadpool_run.worker.variables.values.tensors import is_data
-from deadpool_run.worker.variables.values.views import memory_of
+from deadpool_run.worker.variables.values.views import Memory, memory_of
 
 
 class OpaqueError(Exception):
@@ -24,7 +24,7 @@ class Objects:
         self._weakly = weakly
         self._names: dict[int, str] = {}
         self._objects: dict[str, Any] = {}  # keeps other objects alive, so that identities are not used again
-        self._memory: dict[int, str] = {}
+        self._memory: dict[Memory, str] = {}
 
     def add(self, name: str, obj: Any, *, weakly: bool = False) -> None:
         """Note an object under a new name."""
@@ -35,15 +35,14 @@ class Objects:
 
     def add_memory(self, obj: Any) -> None:
         """Note that the content of a named tensor or array is kept: later views of its memory refer to it."""
-        if is_data(obj) and (address := memory_of(obj)):
-            self._memory.setdefault(address, self._names[id(obj)])
+        if is_data(obj) and (memory := memory_of(obj)):
+            self._memory.setdefault(memory, self._names[id(obj)])
 
-    def base_of(self, obj: Any) -> str | None:
-        """Return the name of another tensor or array with the same memory; None if there is none."""
-        name = self._memory.get(memory_of(obj))
+    def base_of(self, obj: Any, memory: Memory) -> str | None:
+        """Return the name of another tensor or array with this memory, which is that of `obj`; None if there is none."""
+        name = self._memory.get(memory)
         found = None if name is None else self.named(name)
-        is_base = found is not None and found is not obj and memory_of(found) == memory_of(obj)
-        return name if is_base else None
+        return name if found is not None and found is not obj and memory_of(found) == memory else None
 
     def name_of(self, obj: Any) -> str | None:
         """Return the name of an object; None if it was made later."""
@@ -59,3 +58,10 @@ class Objects:
         """Return the object; None if this process has none of that name."""
         found = self._objects.get(name)
         return found() if type(found) is weakref.ReferenceType else found
+
+    def get(self, name: str) -> Any:
+        """Return the object. Raises `KeyError` if this process has none of that name."""
+        found = self.named(name)
+        if found is None:
+            raise KeyError(name)
+        return found

@@ -8,29 +8,35 @@ from torch import Tensor
 
 from deadpool_run.worker.variables.values.tensors import is_dense, is_freed, is_numeric_array
 
+Memory = tuple[type, int]
+"""A kind of values, and an address."""
 
-def memory_of(value: Any) -> int:
-    """Return the address of the memory that a tensor or an array and all views of it share; 0 if that is not known."""
+
+def memory_of(value: Any) -> Memory | None:
+    """Return the memory that a tensor and all views of it share, or an array and its views; None if that is not known.
+
+    A tensor and an array at one address count as apart: they measure their layouts in other units.
+    """
     if isinstance(value, Tensor):
-        return value.untyped_storage().data_ptr() if is_dense(value) and not is_freed(value) else 0
+        is_known = is_dense(value) and not is_freed(value)
+        return (Tensor, value.untyped_storage().data_ptr()) if is_known else None
     root = _root(value)
-    found: int = root.__array_interface__["data"][0] if _is_whole(root) else 0
-    return found
+    return (object, _address(root)) if _is_whole(root) else None
 
 
 def has_whole_memory(value: Any) -> bool:
-    """Return whether a tensor or an array has all of its memory, in order."""
+    """Return whether a tensor or an array, whose memory is known, has all of it, in order."""
     if isinstance(value, Tensor):
-        return bool(memory_of(value)) and value.is_contiguous() and value.nbytes == value.untyped_storage().nbytes()
-    return value.base is None and bool(memory_of(value))
+        return value.is_contiguous() and value.nbytes == value.untyped_storage().nbytes()
+    return value.base is None
 
 
 def may_be_view(value: Any) -> bool:
     """Return whether a tensor or an array is of a kind that `view_of` can make."""
     if isinstance(value, Tensor):
         is_plain = type(value) is Tensor and not value.requires_grad and not (value.is_conj() or value.is_neg())
-        return is_plain and value.numel() > 0 and bool(memory_of(value))
-    return value.base is not None and value.size > 0 and bool(memory_of(value)) and type(value).__name__ == "ndarray"
+        return is_plain and value.numel() > 0
+    return value.base is not None and value.size > 0 and type(value).__name__ == "ndarray"
 
 
 def layout_of(value: Any) -> list[Any]:
@@ -42,7 +48,7 @@ def layout_of(value: Any) -> list[Any]:
             list(value.stride()),
             value.storage_offset(),
         ]
-    offset = value.__array_interface__["data"][0] - memory_of(value)
+    offset = _address(value) - _address(_root(value))
     return [value.dtype.str, list(value.shape), list(value.strides), offset]
 
 
@@ -53,6 +59,11 @@ def view_of(base: Any, dtype: str, shape: list[int], steps: list[int], offset: i
         return whole.set_(base.untyped_storage(), offset, shape, steps)
     numpy = sys.modules["numpy"]
     return numpy.ndarray(shape, numpy.dtype(dtype), _root(base), offset, steps)
+
+
+def _address(array: Any) -> int:
+    found: int = array.__array_interface__["data"][0]
+    return found
 
 
 def _root(array: Any) -> Any:

@@ -41,7 +41,7 @@ from deadpool_run.worker.variables.values.tensors import (
     is_numeric_array,
 )
 from deadpool_run.worker.variables.values.unkept import LostValue, why_lost
-from deadpool_run.worker.variables.values.views import has_whole_memory, layout_of, may_be_view, memory_of
+from deadpool_run.worker.variables.values.views import Memory, has_whole_memory, layout_of, may_be_view, memory_of
 
 _PLAIN = frozenset({type(None), bool, float, str, bytes})
 DICTS = {each.__name__: each for each in (dict, OrderedDict, Counter, defaultdict)}
@@ -92,7 +92,7 @@ class ValueWriter:
         self._made: dict[int, tuple[int, Any]] = {}
         """The objects that were made after the loop began, each with its number."""
         self._numbers = itertools.count()
-        self._memory: dict[int, int] = {}
+        self._memory: dict[Memory, int] = {}
         """The numbers of such tensors and arrays by their memory, if they have all of it."""
         self.holes = 0
         """How many objects were written by name only, because their content cannot be kept."""
@@ -187,8 +187,8 @@ class ValueWriter:
         number = next(self._numbers)
         self._made[id(value)] = number, value
         content = self._content(kind, value)
-        if is_data(value) and has_whole_memory(value):
-            self._memory[memory_of(value)] = number
+        if is_data(value) and (memory := memory_of(value)) and has_whole_memory(value):
+            self._memory[memory] = number
         return ["new", number, content]
 
     def _hole(self, value: Any) -> list[Any]:
@@ -236,10 +236,9 @@ class ValueWriter:
 
     def _view(self, objects: Objects, value: Any) -> Any:
         """Return the node of a tensor or array that shares the memory of another, whose content is kept; None for any other."""
-        if not may_be_view(value):
+        if not may_be_view(value) or (memory := memory_of(value)) is None:
             return None
-        address = memory_of(value)
-        number, name = self._memory.get(address), objects.base_of(value)
+        number, name = self._memory.get(memory), objects.base_of(value, memory)
         if name is None and number is None:
             return None
         return ["view", *(("same", number) if name is None else ("is", name)), *layout_of(value)]
