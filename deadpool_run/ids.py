@@ -2,6 +2,9 @@
 
 from typing import NewType
 
+PACKAGE = __name__.partition(".")[0]
+"""The package's name: the first part of the names of its modules."""
+
 Rank = NewType("Rank", int)
 """A logical place in the world, 0..W-1. Changes hands only by promotion."""
 

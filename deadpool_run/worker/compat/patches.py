@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
+from deadpool_run.ids import PACKAGE
 from deadpool_run.worker.compat.c10d import carrier
 from deadpool_run.worker.compat.group_api import BACKEND, HOST_ONLY, GroupApi
 
@@ -31,7 +32,7 @@ def patch() -> None:
     # Exclude our frames from `torch.compile`: compiled code reaches them, in a DDP's reducer, say.
     from torch._dynamo import trace_rules  # noqa: PLC0415 - every optimizer imports it, and the fork server before that
 
-    trace_rules.add(__package__.partition(".")[0])
+    trace_rules.add(PACKAGE)
 
 
 def _in_place_of(torch_function: Callable[..., Any], ours: Callable[..., Any]) -> Callable[..., Any]:

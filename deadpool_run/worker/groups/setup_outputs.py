@@ -16,12 +16,12 @@ from typing import Any
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from deadpool_run.ids import PACKAGE
 from deadpool_run.worker.compat import c10d
 from deadpool_run.worker.compat.modules import local
 from deadpool_run.worker.process.frames import is_scripts
 from deadpool_run.worker.state.digest import digest
 
-_OWN = __package__.partition(".")[0]
 _MOST_HELD = 256 << 20
 """Bytes. Of later outputs only a digest is held."""
 
@@ -41,7 +41,7 @@ def origin() -> Origin:
     for frame, _ in traceback.walk_stack(sys._getframe(1)):  # noqa: SLF001 - the documented way to the callers
         module = str(frame.f_globals.get("__name__", ""))
         top = module.partition(".")[0]
-        if top == _OWN or c10d.passes_on(module):
+        if top == PACKAGE or c10d.passes_on(module):
             continue
         if is_scripts(frame):
             return Origin.SCRIPT

@@ -1,8 +1,9 @@
 """The transcript: the values that a rank received in the collectives of set-up, and the small ones of its first steps.
 
 A replacement rehearses with these values where a fake result would make it fail (object sizes, pipeline shapes, bucket
-orders) or give it other data than its rank had (statistics that all ranks sum, the weights of a teacher). An entry is reserved when a collective is issued and filled when it completes: filling it at issue time would have
-to wait, and waiting there deadlocks pairs of sends and receives.
+orders) or give it other data than its rank had (statistics that all ranks sum, the weights of a teacher). An entry is reserved
+when a collective is issued and filled when it completes: filling it at issue time would have to wait, and waiting there deadlocks
+pairs of sends and receives.
 
 Format: magic, BLAKE2b-256 of all that follows, then a MessagePack map in which a tensor is its bytes in native byte order.
 """

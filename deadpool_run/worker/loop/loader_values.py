@@ -156,13 +156,6 @@ class LoaderValues:
     def _is_scope(self, value: object) -> bool:
         return self._objects.name_of(value) is not None
 
-    def _named(self, name: str) -> Any:
-        """Return the object of that name. Raises `KeyError`."""
-        found = self._objects.named(name)
-        if found is None:
-            raise KeyError(name)
-        return found
-
     def _writer(self, name: str) -> ValueWriter:
         of_sampler = name.partition(".")[0].partition("[")[0] in ("sampler", "batch_sampler")
         most = MOST_BYTES if of_sampler else _MOST_OF_DATASET
@@ -214,7 +207,7 @@ class LoaderValues:
     def _apply(self, taken: Taken, scopes: Collection[str]) -> tuple[list[_Change], list[tuple[str, str, str]]]:
         """Set what is not as taken. Return the changes, and the attributes that cannot be set, with the reason."""
         wanted, present = _nodes(taken), self._differences()
-        reader = ValueReader(None, self._named, own=self._own, large=taken.get("large", ()))
+        reader = ValueReader(None, self._objects.get, own=self._own, large=taken.get("large", ()))
         changes, missing = [], []
         for place in dict.fromkeys((*wanted, *present)):
             where, name = place
@@ -259,7 +252,7 @@ class LoaderValues:
         if is_kept and current is not _MISSING and self._is_written_as(change, current):
             return
         if is_kept and change.now is change.before:  # it was filled
-            before = ValueReader(None, self._named, own=self._own).read(change.node, change.before)
+            before = ValueReader(None, self._objects.get, own=self._own).read(change.node, change.before)
         else:
             before = change.before
         self._set(scope, name, current, before)

@@ -176,7 +176,9 @@ class RepairParticipant:
         else:
             kind, error = type(why).__name__, clipped(str(why))
             self._failure = ev.DrainFailed(
-                *(THIS_WORKER, self._epoch, f"{kind}: {error}"),
+                THIS_WORKER,
+                self._epoch,
+                f"{kind}: {error}",
                 step=self.session.step,
                 kind=kind,
                 error=error,
@@ -241,10 +243,6 @@ class RepairParticipant:
             self._refuse_other_total({} if playback is None else playback.facts)
         self._negotiate(self._link.orders.epoch, has_state=False)
         self._report_left_alone()
-        self._report_other_numbers()
-
-    def _report_other_numbers(self) -> None:
-        """Warn of variables that are other numbers than in the rank's first process."""
         if different := self.snapshots.variables.first.other_numbers:
             warn(f"{shortened(different)}. {OTHER_SETUP}")
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from types import CellType, FrameType, GeneratorType
 from typing import Any
 
+from deadpool_run.ids import PACKAGE
 from deadpool_run.worker.process.script_files import is_library, note_file
 
-_OWN = __package__.partition(".")[0]
 _FOLDER = Path(__file__).parents[2]
 _COPIES = sys.version_info < (3, 13)
 """Python before 3.13: `f_locals` of a function is a copy of its variables. Later versions write through."""
@@ -28,7 +28,7 @@ def script_frames() -> Iterator[FrameType]:
 def is_scripts(frame: FrameType) -> bool:
     """Return whether the frame runs code of the script."""
     name = str(frame.f_globals.get("__name__", "")).partition(".")[0]
-    return name != _OWN and not is_library(frame.f_code.co_filename)
+    return name != PACKAGE and not is_library(frame.f_code.co_filename)
 
 
 def note_loop() -> None:
@@ -38,9 +38,9 @@ def note_loop() -> None:
     """
     for frame, _ in traceback.walk_stack(sys._getframe(1)):  # noqa: SLF001 - as above
         module = str(frame.f_globals.get("__name__", ""))
-        if module.startswith(f"{_OWN}.integrations."):
+        if module.startswith(f"{PACKAGE}.integrations."):
             return
-        if module.partition(".")[0] != _OWN and not frame.f_code.co_flags & CO_GENERATOR:
+        if module.partition(".")[0] != PACKAGE and not frame.f_code.co_flags & CO_GENERATOR:
             note_file(Path(frame.f_code.co_filename))
             return
 

@@ -9,8 +9,9 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from types import ModuleType
 
-_OWN = __package__.partition(".")[0]
-_NEVER_SCRIPTS = (_OWN, "torch")
+from deadpool_run.ids import PACKAGE
+
+_NEVER_SCRIPTS = (PACKAGE, "torch")
 _LIBRARIES = tuple({f"{each}/" for path in sysconfig.get_paths().values() for each in (path, Path(path).resolve())})
 """A prefix may be a link: files are named by either path."""
 
@@ -53,7 +54,7 @@ def own_modules(before: Collection[str] = ()) -> Iterator[tuple[str, ModuleType,
     """
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None) or ""
-        if name not in before and file.endswith(".py") and name.partition(".")[0] != _OWN and not is_library(file):
+        if name not in before and file.endswith(".py") and name.partition(".")[0] != PACKAGE and not is_library(file):
             where = Path(file).resolve()
             if not is_library(str(where)) and where.is_file():  # torch names files that do not exist
                 yield name, module, where

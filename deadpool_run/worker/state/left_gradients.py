@@ -1,9 +1,10 @@
 """Gradients that an update has used and that stay in place: the next step may read them before it overwrites them.
 
-A loop that zeroes gradients before each backward leaves them at the end of each step. They are as large as the weights, and hardly
-any loop reads them, so a snapshot does not hold them. In the first steps, and later in some, the library looks whether they are
-zeros, which need no memory. A mark on each of the others shows whether the script reads it. If it does, snapshots hold all gradients from then on. After a restore, each gradient that the snapshot
-lacks becomes a stand-in: the script may overwrite it, and is refused if it uses it.
+A loop that zeroes gradients before each backward leaves them at the end of each step. They are as large as the weights, and
+hardly any loop reads them, so a snapshot does not hold them. In the first steps, and later in some, the library looks whether
+they are zeros, which need no memory. A mark on each of the others shows whether the script reads it. If it does, snapshots hold
+all gradients from then on. After a restore, each gradient that the snapshot lacks becomes a stand-in: the script may overwrite
+it, and is refused if it uses it.
 
 A mark is a subclass of the tensor's class, which torch asks before each operation.
 """

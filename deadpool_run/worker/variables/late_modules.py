@@ -15,10 +15,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from deadpool_run.ids import PACKAGE
 from deadpool_run.worker.process.script_files import is_library
 
 _Note = Callable[[str, ModuleType], None]
-_OWN = __package__.partition(".")[0]
 
 
 class LateModules:
@@ -99,6 +99,6 @@ _FINDER = _Finder()
 def _is_own(spec: ModuleSpec) -> bool:
     """Return whether a module is the script's, and has its source, as in `own_modules`."""
     file = spec.origin or ""
-    if not file.endswith(".py") or spec.name.partition(".")[0] == _OWN:
+    if not file.endswith(".py") or spec.name.partition(".")[0] == PACKAGE:
         return False
     return not is_library(file) and not is_library(str(Path(file).resolve()))

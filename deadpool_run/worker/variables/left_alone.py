@@ -15,6 +15,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from deadpool_run.ids import PACKAGE
 from deadpool_run.worker.codec import table_of
 from deadpool_run.worker.compat.modules import writes_of
 from deadpool_run.worker.state import generators
@@ -32,8 +33,7 @@ _DEEPEST = 8
 _PLAIN = frozenset({int, float, bool, str, bytes, type(None)})
 _CONTAINERS: tuple[Any, ...] = (list, dict, set)
 _OTHER = (*CODE, ModuleType, nn.Module, Optimizer)
-_OURS = __name__.partition(".")[0]
-_WELL_KNOWN = frozenset({*sys.stdlib_module_names, "torch", "numpy", _OURS})
+_WELL_KNOWN = frozenset({*sys.stdlib_module_names, "torch", "numpy", PACKAGE})
 """Packages whose objects are looked after elsewhere, or refused when a step depends on them: iterators, loaders, queues."""
 
 
@@ -95,7 +95,7 @@ def _is_unwritten(value: Any, writer: ValueWriter) -> bool:
 
 
 def _is_passed_over(kind: type) -> bool:
-    return issubclass(kind, (*CODE, ModuleType)) or kind.__module__.partition(".")[0] == _OURS
+    return issubclass(kind, (*CODE, ModuleType)) or kind.__module__.partition(".")[0] == PACKAGE
 
 
 def _digest(found: list[Any]) -> str:

@@ -21,6 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+from deadpool_run.ids import PACKAGE
 from deadpool_run.worker.state import generators
 from deadpool_run.worker.variables.modules import LEAVES
 from deadpool_run.worker.variables.values.library_values import is_immutable
@@ -56,7 +57,6 @@ _NEW: Any = object.__new__
 _REDUCE: Any = object.__reduce_ex__
 _MACHINERY = ("torch._", "torch.distributed._", "torch.distributed.fsdp", "torch.distributed.tensor")
 """Packages of torch whose objects belong to a wrapped or compiled model. They are looked after with it."""
-_OURS = __name__.partition(".")[0]
 
 
 class _Plain:
@@ -77,7 +77,7 @@ def _is_plain(kind: type) -> bool:
         and kind.__dictoffset__ == _Plain.__dictoffset__  # one slot is as large as what a class without slots has
         and kind.__new__ is _NEW
         and kind.__reduce_ex__ is _REDUCE
-        and not kind.__module__.startswith((_OURS, *_MACHINERY))
+        and not kind.__module__.startswith((PACKAGE, *_MACHINERY))
         and kind is not _ENVIRONMENT
     )
 

@@ -75,13 +75,6 @@ class References:
         """Return the object of such a node; None if this process does not have it."""
         return self._later.get(node[1])
 
-    def of_name(self, name: str) -> Any:
-        """Return the object that has a name. Raises `KeyError` if it is gone."""
-        found = self.named.named(name)
-        if found is None:
-            raise KeyError(name)
-        return found
-
     def _name(self, scopes: Iterable[Scope], write: Callable[[Any], Any], when: str) -> None:
         for scope in scopes:
             for name, value in scope.all().items():

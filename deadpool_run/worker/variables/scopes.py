@@ -151,13 +151,6 @@ class Scopes:
         """Return whether the content of an object is a scope, or is kept by other means."""
         return self.objects.name_of(obj) is not None
 
-    def named(self, name: str) -> Any:
-        """Return the object of that name. Raises `KeyError`."""
-        found = self.objects.named(name)
-        if found is None:
-            raise KeyError(name)
-        return found
-
     def _add(self, scope: Scope) -> None:
         if len(self._found) < _MOST_SCOPES:
             self._found.append(self._under_own_name(scope))

@@ -180,8 +180,8 @@ class Variables:
         self._scopes.children.put(changed.pop(_REPLACED, {}), self.refuse)
         reader = ValueReader(
             self._objects,
-            self._scopes.named,
-            reference=self._references.of_name,
+            self._scopes.objects.get,
+            reference=self._references.named.get,
             state=self._state.named,
             own=self._scopes.modules,
             large=taken.get("large", ()),

@@ -12,6 +12,7 @@ import msgspec
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from deadpool_run.ids import PACKAGE
 from deadpool_run.worker.codec import attributes_of
 from deadpool_run.worker.compat.modules import writes_of
 from deadpool_run.worker.state import generators
@@ -25,7 +26,7 @@ _TOO_MUCH = 1 << 62
 _MOST_IN_ALL = 1 << 20
 _MOST_ARRAY_BYTES = 1 << 30
 _BY_IDENTITY = (*CODE, nn.Module, Optimizer)
-_WELL_KNOWN = frozenset({*sys.stdlib_module_names, "torch", "numpy", __name__.partition(".")[0]})
+_WELL_KNOWN = frozenset({*sys.stdlib_module_names, "torch", "numpy", PACKAGE})
 
 
 def digest_of(value: Any) -> tuple[int | None, int]:

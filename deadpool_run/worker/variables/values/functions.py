@@ -78,7 +78,7 @@ def is_bound_in_c(value: Any) -> bool:
     return not is_of_module and name_of_method(value) is not None
 
 
-def content_of(value: Any) -> Any:
+def unbound(value: Any) -> Any:
     """Return the object of a method that is written in C; any other value itself."""
     return value.__self__ if is_bound_in_c(value) else value
 
@@ -154,7 +154,7 @@ def has_changing_defaults(function: FunctionType) -> bool:
 def _is_constant(value: Any) -> bool:
     if isinstance(value, tuple | frozenset):
         return all(map(_is_constant, value))
-    return (isinstance(value, _CONSTANT) and content_of(value) is value) or is_immutable(value)
+    return (isinstance(value, _CONSTANT) and unbound(value) is value) or is_immutable(value)
 
 
 def defaults_of(function: FunctionType) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from torch import Tensor
 from deadpool_run.errors import RefusedError
 from deadpool_run.worker.compat.modules import writes_of
 from deadpool_run.worker.variables.values.digests import digest_of, digest_of_array
-from deadpool_run.worker.variables.values.functions import content_of
+from deadpool_run.worker.variables.values.functions import unbound
 from deadpool_run.worker.variables.values.iterators import is_iterator, progress_of
 from deadpool_run.worker.variables.values.tensors import SAMPLES, is_array, sample_of_array
 
@@ -43,7 +43,7 @@ class Unkept:
 
     def __init__(self, value: Any, why: str, *, inside: bool = False, arrays: bool = False) -> None:
         """`why` is the reason why it is not kept. With `inside` and `arrays`, later changes to these are detected (`is_still`)."""
-        value = content_of(value)
+        value = unbound(value)
         self.why = why
         self._parts = list(_parts(value))
         self._size, self._last = _size(value), _last(value)
@@ -62,7 +62,7 @@ class Unkept:
 
         `inside` also looks at the numbers, texts and objects in it, which has a `cost`, and `thorough` at all bytes of arrays as well.
         """
-        value = content_of(value)
+        value = unbound(value)
         if self.is_iterator:
             return self._is(value) and progress_of(value) == self._progress
         if type(value) in _CONTAINERS and (id(value) != self._id or _size(value) != self._size):
@@ -82,7 +82,7 @@ class Unkept:
 
     def is_of(self, value: Any) -> bool:
         """Return whether the value is the same object, even if its content has changed."""
-        value = content_of(value)
+        value = unbound(value)
         if self.is_iterator:
             return self._is(value)
         if type(value) in _CONTAINERS:
@@ -99,7 +99,7 @@ class Unkept:
 
     def undo(self, value: Any) -> bool:
         """Remove what was appended to a list since then. Return whether the value is as it was."""
-        value = content_of(value)
+        value = unbound(value)
         has_grown = type(value) is list and id(value) == self._id and 0 < self._size < len(value)
         if has_grown and _is_same_last(self._last, _mark(value[self._size - 1])):
             del value[self._size :]
