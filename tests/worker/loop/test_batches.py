@@ -5,7 +5,6 @@ import os
 import random
 import sys
 import types
-from multiprocessing.queues import Queue
 from pathlib import Path
 
 import numpy as np
@@ -25,19 +24,6 @@ import items_data
 from items_data import BATCH, PER_EPOCH
 
 SIZE = PER_EPOCH * BATCH
-
-
-@pytest.fixture(autouse=True)
-def _queues_end(monkeypatch):
-    """A loader's queue closes its pipe on a thread that nobody waits for; the check for leaks would see it."""
-    close = Queue.close
-
-    def closed(queue):
-        close(queue)
-        if queue._thread is not None:
-            queue._thread.join(10)
-
-    monkeypatch.setattr(Queue, "close", closed)
 
 
 class Counted(Dataset):

@@ -2,7 +2,6 @@
 
 import os
 import random
-from multiprocessing.queues import Queue
 
 import numpy as np
 import pytest
@@ -17,19 +16,6 @@ BATCH, PER_EPOCH = 4, 5
 SIZE = BATCH * PER_EPOCH
 MANY = 4096
 """Elements. A tensor of so many is kept apart from the small ones."""
-
-
-@pytest.fixture(autouse=True)
-def _queues_end(monkeypatch):
-    """A loader's queue closes its pipe on a thread that nobody waits for; the check for leaks would see it."""
-    close = Queue.close
-
-    def closed(queue):
-        close(queue)
-        if queue._thread is not None:
-            queue._thread.join(10)
-
-    monkeypatch.setattr(Queue, "close", closed)
 
 
 def weak(x):
