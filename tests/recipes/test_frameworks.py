@@ -19,6 +19,7 @@ RUNS = {
 """By recipe: its framework, its arguments, and what it prints about once in a step or a few. A run takes some seconds, so that
 `kill-rank` comes before its end."""
 SCRIPTS = Path(__file__).parent / "scripts"
+ONE_DATASET = SCRIPTS / "one_dataset.py"
 ON_CPU = {"ACCELERATE_USE_CPU": "true"}
 LAST_PART = {
     "test_script": "**Test reinstantiated state**",
@@ -61,9 +62,9 @@ def test_accelerates_own_tests_pass(start, tmp_path, name):
         pytest.skip("accelerate is not installed: make test-frameworks")
     module = f"accelerate.test_utils.scripts.{name}"
     for launch in (
-        (*TORCHRUN, "--nproc-per-node", 2, ORDERLY),
-        (*launched(tmp_path / "plain", 2), ORDERLY),
-        (*launched(tmp_path / "ours", 2), SCRIPTS / "initialized.py"),
+        (*TORCHRUN, "--nproc-per-node", 2, ONE_DATASET, ORDERLY),
+        (*launched(tmp_path / "plain", 2), ONE_DATASET, ORDERLY),
+        (*launched(tmp_path / "ours", 2), ONE_DATASET, SCRIPTS / "initialized.py"),
     ):
         assert LAST_PART[name] in start(*launch, module, env=ON_CPU).end()
 
