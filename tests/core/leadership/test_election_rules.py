@@ -213,3 +213,17 @@ def test_no_voter_is_added_while_the_present_ones_may_have_failed():
     assert agent.configuration.voters == ("h", "a")
     agent, _ = step(agent, answers(agent, "a", "c", sent_at=now + 0.9 * T), now=now + 0.9 * T)
     assert set(agent.configuration.voters) == {"h", "a", "c"}
+
+
+def test_a_lost_voter_is_replaced_in_one_change():
+    """In between only two would vote: of four machines a second loss, at that moment, ended the job."""
+    agent, now = leader("a", "b"), 100.0
+    agent, _ = step(agent, el.AgentsJoined({"d": ""}), now=now)
+    at = now + 0.9 * T
+    agent, _ = step(agent, answers(agent, "a", "d", sent_at=at), now=at)
+    assert agent.configuration.voters == ("h", "a", "b"), "three of four machines vote"
+    agent, outputs = step(agent, answers(agent, "a", "d", sent_at=at), now=now + T)
+    assert [output.node for output in outputs if isinstance(output, el.LoseNode)] == ["b"]
+    assert [each.voters for each in agent.configurations] == [("h", "a", "b"), ("h", "a", "d")]
+    agent, _ = step(agent, answers(agent, "a", "d", sent_at=at), now=now + T)
+    assert [each.voters for each in agent.configurations] == [("h", "a", "d")]
