@@ -6,6 +6,7 @@ Training needs none of that: an error is printed, and the job continues.
 import asyncio
 import socket
 from collections.abc import Callable
+from concurrent.futures import Future
 
 from deadpool_run.agent.authority.bounded import BoundedAuthority
 from deadpool_run.agent.authority.claim import LeaderClaim, RunEnd
@@ -24,8 +25,8 @@ from deadpool_run.coordinator.tasks import Tasks
 from deadpool_run.errors import AuthorityError, UsageError
 from deadpool_run.wire.peers import Peer
 
-_CLAIM_AGAIN_S = 2.0
-"""Pause before a claim is repeated that the authority did not answer."""
+_AGAIN_S = 2.0
+"""Pause before a claim is repeated that the authority did not answer, or a leader file is written that could not be."""
 _GRACE_S = 2.0
 """At the end: how long the disk may take for the leader file."""
 
@@ -40,7 +41,7 @@ class Advertisement:
         self._record: RunRecord | None = None
         self._leader: Leader | None = None
         self._on_superseded = on_superseded
-        self._claiming = Tasks()
+        self._tasks = Tasks()
         self._files = Sink("deadpool-leader-file", stays=False)
         assert spec.cluster is not None
         self._cluster = spec.cluster
@@ -48,22 +49,22 @@ class Advertisement:
     def follow(self, output: Logs) -> None:
         """Publish this node as a follower."""
         self._leader = None
-        self._claiming.cancel()
+        self._tasks.cancel()
         self._record = RunRecord(self._spec, output.root, leader=False)
 
     def lead(self, leader: Leader, term: int) -> None:
         """Publish this node as the leader of this term."""
-        self._claiming.cancel()  # a claim of an earlier term that has no answer yet would be refused
+        self._tasks.cancel()  # a claim of an earlier term that has no answer yet would be refused
         if self._record is not None:
             self._record.leave()
         self._record, self._leader = None, leader  # the leader keeps the record now
-        self._files.put(lambda: self._write_leader_file(term))
+        self._tasks.start(self._written(term, self._write(term)))
         if self._cluster.authority is not None:
-            self._claiming.start(self._claim(self._cluster.authority, term))
+            self._tasks.start(self._claim(self._cluster.authority, term))
 
     def close(self, exit_code: int, reason: str, *, fenced: bool) -> None:
         """Complete the records; the last call."""
-        self._claiming.cancel()
+        self._tasks.cancel()
         if self._record is not None:
             self._record.end(exit_code, reason)
         if self._leader is not None:
@@ -91,21 +92,41 @@ class Advertisement:
             except UsageError as error:
                 tell(f"cannot record the end of the job: {error} (a node that comes later would start it again)")
 
-    def _write_leader_file(self, term: int) -> None:
-        base = self._spec.base_dir or self._spec.run_dir
-        here = self._here
+    def _write(self, term: int) -> Future[OSError | None]:
+        """Have the leader file written; return what prevented it."""
+        base, here = self._spec.base_dir or self._spec.run_dir, self._here
         found = LeaderFile(term, here.node, socket.gethostname(), here.address, here.port, str(self._spec.run_dir))
-        try:
-            leader_file.write(base, found)
-        except OSError as error:
-            tell(f"cannot write the leader file: {error} (other nodes still find this one over the network)")
+        result: Future[OSError | None] = Future()
+
+        def write() -> None:
+            error = None
+            try:
+                leader_file.write(base, found)
+            except OSError as prevented:
+                error = prevented
+            if result.set_running_or_notify_cancel():
+                result.set_result(error)
+
+        self._files.put(write)
+        return result
+
+    async def _written(self, term: int, first: Future[OSError | None]) -> None:
+        """Write the leader file again until that succeeds: a full disk may have room later."""
+        error = await asyncio.wrap_future(first)
+        if error is not None:
+            tell(
+                f"cannot write the leader file: {error} (other nodes still find this one over the network; it is tried again)"
+            )
+        while error is not None:
+            await asyncio.sleep(_AGAIN_S)
+            error = await asyncio.wrap_future(self._write(term))
 
     async def _claim(self, authority: BoundedAuthority, term: int) -> None:
         """Record that this node leads: for machines that come later, and so that no older leader is taken for this one."""
         claimant = Claimant(authority, self._here, "a machine that restarts may not find the job")
         granted = await claimant.claim(term)
         while granted is None:
-            await asyncio.sleep(_CLAIM_AGAIN_S)
+            await asyncio.sleep(_AGAIN_S)
             granted = await claimant.claim(term)
         if not granted:
             self._on_superseded("the authority has recorded a later leader, or the end of the run")

@@ -165,8 +165,7 @@ class Participation:
         if self.leader is not None:  # it has led before, and nobody else was elected meanwhile
             self._lead_again(self.leader, term)
             return
-        known = self._replica.known
-        if known is None:
+        if self._replica.known is None:
             self.fence("elected leader without a copy of the decision log; leaving the job")
             return
         if self._follower is not None:
@@ -184,6 +183,10 @@ class Participation:
             self._replicator.report_all()
             leader.begin()
             self.advertisement.lead(leader, term)
+        self._accept_callers()
+
+    def _accept_callers(self) -> None:
+        """Serve the nodes that called while it was uncertain whether this agent leads."""
         callers, self._callers = self._callers, []
         for caller in callers:
             self.accept(ConnectionRole.MEMBER, caller)
@@ -252,6 +255,7 @@ class Participation:
         self.node.above, self._session = self._no_leader, LinkSession()
         self.node.participant.void()  # what the last leader ordered
         self._tasks.start(self._rejoin(leader, term))
+        self._accept_callers()
 
     async def _rejoin(self, leader: Peer, term: int) -> None:
         """Connect to the leader of this term, until there is a newer one. The election finds out whether it lives."""

@@ -128,14 +128,18 @@ def follows(agent: el.Agent, term: int) -> bool:
 
 
 def _awake(agent: el.Agent, now: float) -> el.Agent:
-    """Take note if the machine did not run for a while: what was not heard meanwhile proves nothing."""
+    """Take note if the machine did not run for a while: the silence of others meanwhile proves nothing.
+
+    Their silence before that does: else a leader that is late again and again would never give up one that has ended. But what
+    they sent is read first.
+    """
     due = next_deadline(agent)
     if due is None or now <= due + quorum.PAUSE * agent.timeout_s:
         return agent
+    first = now - (1 - quorum.ASK_AGAIN) * agent.timeout_s
+    answered_at = {other: min(now, max(first, at + now - due)) for other, at in agent.answered_at.items()}
     candidacies_from = now + quorum.CANDIDACY * agent.timeout_s
-    return replace(
-        agent, woken_at=now, candidacies_from=candidacies_from, answered_at=dict.fromkeys(agent.answered_at, now)
-    )
+    return replace(agent, woken_at=now, candidacies_from=candidacies_from, answered_at=answered_at)
 
 
 def _hear(  # noqa: C901, PLR0911, PLR0912 - one case for each fact

@@ -77,6 +77,21 @@ def test_a_leader_gives_up_a_node_that_is_silent_while_it_looks():
     assert (lost, now) == (["b"], 100.0 + T)
 
 
+def test_a_leader_that_is_late_again_and_again_gives_up_a_silent_node():
+    """A busy machine: each time that it looked late, it counted from anew."""
+    agent, now, lost = leader("a", "b"), 100.0, []
+    while not lost and now < 100.0 + 5 * T:
+        agent, _ = step(agent, answers(agent, "a", sent_at=now), now=now)
+        now += 0.6 * T
+        agent, outputs = step(agent, answers(agent, "a", sent_at=now), now=now, awake=False)
+        assert (agent.woken_at, outputs) == (now, []), "it looked late, and may not have read an answer yet"
+        now += 0.2 * T
+        agent, outputs = step(agent, answers(agent, "a", sent_at=now), now=now)
+        lost = [output.node for output in outputs if isinstance(output, el.LoseNode)]
+    assert (lost, now) == (["b"], pytest.approx(100.0 + 2.4 * T))
+    assert set(agent.answered_at) == {"a"}
+
+
 def test_a_leader_that_was_out_of_touch_counts_silence_from_its_return():
     """It nearly lost its authority: the others could not reach it, and need a moment to connect again."""
     agent, outputs = step(leader("a", "b"), el.Tick(), now=100.0 + 0.95 * T)

@@ -8,20 +8,26 @@ import secrets
 import subprocess
 import sys
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 import search_shells
+from shell_job import PORT
 from stories import BOUND_S, KINDS, Story, T, settings, tell
 from surroundings import simulated
 from virtual_loop import VirtualLoop
 from workers import Mode
 
+from deadpool_run.coordinator import handshake
 from deadpool_run.coordinator.connections import Connections
+from deadpool_run.coordinator.link import PeerLink
 from deadpool_run.coordinator.log_follower import LogFollower
 from deadpool_run.core import events as ev
 from deadpool_run.core.leadership import quorum
+from deadpool_run.core.leadership.electorate import ElectionRole
 from deadpool_run.errors import ProtocolError
 from deadpool_run.wire import peers
+from deadpool_run.wire.auth import ConnectionRole
 
 SEEDS = 12
 NEW = 4
@@ -427,3 +433,27 @@ def test_a_loop_that_was_blocked_for_a_moment_costs_nothing(monkeypatch):
         made.settle(BOUND_S)
         assert not any(worker.suspended for worker in made.on(agent.node) if worker.alive)
         assert not made.state.incidents
+
+
+def test_a_node_that_called_an_agent_which_was_not_elected_is_told_who_leads():
+    """It waited for half a node time-out, and the connection stayed open."""
+    with job() as made:
+        leader = made.leader[0]
+        candidate, caller = (each for each in made.living() if each is not leader)
+        told, leadership = [], candidate.member.leadership
+        as_follower = leadership.agent
+
+        async def call():
+            here = made.network.machines[candidate.machine.name].address
+            connection = await handshake.connect(here, PORT, ConnectionRole.MEMBER, caller.member._credentials)
+            PeerLink(connection, told.append)
+
+        leadership.agent = replace(as_follower, role=ElectionRole.ELECTED)
+        calling = caller.loop.create_task(call())
+        made.until(lambda: candidate.member._callers, BOUND_S, "the call is accepted")
+        leadership.agent = as_follower
+        candidate.loop.inside(candidate.member.follow, leadership.leader, as_follower.term)
+        made.until(lambda: told, BOUND_S, "the caller is told")
+        assert told[0].leader.node == leader.node
+        assert calling.done()
+        assert not candidate.member._callers
