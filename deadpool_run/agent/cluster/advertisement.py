@@ -4,9 +4,9 @@ Training needs none of that: an error is printed, and the job continues.
 """
 
 import asyncio
+import contextlib
 import socket
 from collections.abc import Callable
-from concurrent.futures import Future
 
 from deadpool_run.agent.authority.bounded import BoundedAuthority
 from deadpool_run.agent.authority.claim import LeaderClaim, RunEnd
@@ -40,6 +40,9 @@ class Advertisement:
         self._here = here
         self._record: RunRecord | None = None
         self._leader: Leader | None = None
+        self._term: int | None = None
+        """The term in which this node leads."""
+        self._loop = asyncio.get_running_loop()
         self._on_superseded = on_superseded
         self._tasks = Tasks()
         self._files = Sink("deadpool-leader-file", stays=False)
@@ -48,7 +51,7 @@ class Advertisement:
 
     def follow(self, output: Logs) -> None:
         """Publish this node as a follower."""
-        self._leader = None
+        self._leader = self._term = None
         self._tasks.cancel()
         self._record = RunRecord(self._spec, output.root, leader=False)
 
@@ -58,13 +61,15 @@ class Advertisement:
         if self._record is not None:
             self._record.leave()
         self._record, self._leader = None, leader  # the leader keeps the record now
-        self._tasks.start(self._written(term, self._write(term)))
+        self._term = term
+        self._files.put(lambda: self._write_leader_file(term))
         if self._cluster.authority is not None:
             self._tasks.start(self._claim(self._cluster.authority, term))
 
     def close(self, exit_code: int, reason: str, *, fenced: bool) -> None:
         """Complete the records; the last call."""
         self._tasks.cancel()
+        self._term = None
         if self._record is not None:
             self._record.end(exit_code, reason)
         if self._leader is not None:
@@ -92,34 +97,21 @@ class Advertisement:
             except UsageError as error:
                 tell(f"cannot record the end of the job: {error} (a node that comes later would start it again)")
 
-    def _write(self, term: int) -> Future[OSError | None]:
-        """Have the leader file written; return what prevented it."""
+    def _write_leader_file(self, term: int, *, is_told: bool = False) -> None:
+        """Write it, in the thread for files; in a while again if that fails, since a full disk may have room then."""
         base, here = self._spec.base_dir or self._spec.run_dir, self._here
         found = LeaderFile(term, here.node, socket.gethostname(), here.address, here.port, str(self._spec.run_dir))
-        result: Future[OSError | None] = Future()
+        try:
+            leader_file.write(base, found)
+        except OSError as error:
+            if not is_told:
+                tell(f"cannot write the leader file: {error} (other nodes still find this one over the network)")
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(self._loop.call_later, _AGAIN_S, self._write_again, term)
 
-        def write() -> None:
-            error = None
-            try:
-                leader_file.write(base, found)
-            except OSError as prevented:
-                error = prevented
-            if result.set_running_or_notify_cancel():
-                result.set_result(error)
-
-        self._files.put(write)
-        return result
-
-    async def _written(self, term: int, first: Future[OSError | None]) -> None:
-        """Write the leader file again until that succeeds: a full disk may have room later."""
-        error = await asyncio.wrap_future(first)
-        if error is not None:
-            tell(
-                f"cannot write the leader file: {error} (other nodes still find this one over the network; it is tried again)"
-            )
-        while error is not None:
-            await asyncio.sleep(_AGAIN_S)
-            error = await asyncio.wrap_future(self._write(term))
+    def _write_again(self, term: int) -> None:
+        if term == self._term:
+            self._files.put(lambda: self._write_leader_file(term, is_told=True))
 
     async def _claim(self, authority: BoundedAuthority, term: int) -> None:
         """Record that this node leads: for machines that come later, and so that no older leader is taken for this one."""

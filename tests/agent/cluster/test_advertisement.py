@@ -60,7 +60,7 @@ def test_a_leader_file_that_could_not_be_written_is_written_later(tmp_path, monk
             loop.call_soon_threadsafe(written.set)
 
         monkeypatch.setattr(leader_file, "write", write_and_report)
-        monkeypatch.setattr(advertisement, "tell", told.put_nowait)
+        monkeypatch.setattr(advertisement, "tell", lambda line: loop.call_soon_threadsafe(told.put_nowait, line))
         spec = SimpleNamespace(cluster=SimpleNamespace(authority=None, meeting=None), base_dir=base, run_dir=tmp_path)
         shown = Advertisement(spec, Peer(NodeId("a"), "127.0.0.1", 1), lambda _why: None)
         shown.lead(None, 4)
