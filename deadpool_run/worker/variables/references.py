@@ -5,25 +5,15 @@ replacement rehearses. Those have names. An object that was made later has a num
 """
 
 from collections.abc import Callable, Iterable
-from functools import partial
-from types import FunctionType, MethodType
 from typing import Any
-
-from torch import nn
-from torch.distributed import ProcessGroup
-from torch.distributed.device_mesh import DeviceMesh
-from torch.utils.data import DataLoader, Dataset, Sampler
 
 from deadpool_run.worker.compat.made import is_step_of_scheduler
 from deadpool_run.worker.state.numbered import WeaklyNumbered
 from deadpool_run.worker.variables.scope import Scope
 from deadpool_run.worker.variables.values.functions import is_bound_in_c, is_code
-from deadpool_run.worker.variables.values.objects import Objects, OpaqueError, UnkeptDataError
+from deadpool_run.worker.variables.values.objects import OF_LOADERS, USED, Objects, OpaqueError, UnkeptDataError
 
 TAG = "made later"
-_DATA = (Dataset, DataLoader, Sampler)
-_USED = (FunctionType, MethodType, partial, type, nn.Module, ProcessGroup, DeviceMesh, *_DATA)
-"""Classes of objects on which results depend. Others, such as a progress bar, are a replacement's own."""
 _MOST_LATER = 256
 """Objects that were made later and can be put back: the newest ones."""
 _MOST_ITEMS = 256
@@ -66,7 +56,7 @@ class References:
         None if nothing depends on it. `was_empty`: the variable was None, or did not exist. A loader that is made when it is first
         needed, for an evaluation say, is made by a replacement too.
         """
-        if not isinstance(value, _USED) or (was_empty and isinstance(value, _DATA)) or is_step_of_scheduler(value):
+        if not isinstance(value, USED) or (was_empty and isinstance(value, OF_LOADERS)) or is_step_of_scheduler(value):
             return None
         number = self._last[name] = self._later.number(value)
         return [TAG, number], self._rehearsed and self._before.get(name) == number
@@ -79,7 +69,7 @@ class References:
         for scope in scopes:
             for name, value in scope.all().items():
                 for part, each in _with_items(value):
-                    may_be = isinstance(each, _USED) or is_bound_in_c(each)
+                    may_be = isinstance(each, USED) or is_bound_in_c(each)
                     if is_code(each) or (may_be and _is_opaque(each, write)):
                         self.named.add(f"{scope.name}.{name}{part}{when}", each)
 

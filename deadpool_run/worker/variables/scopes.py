@@ -354,7 +354,7 @@ class Scopes:
         cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
         cells.pop("__class__", None)  # of a method that calls super()
         if cells:
-            self._add(Scope(f"{name}()", partial(closed_over, cells), partial(_fill, cells)))
+            self._add(Scope(f"{name}, closure", partial(closed_over, cells), partial(_fill, cells)))
 
 
 def _of_table(

@@ -11,21 +11,22 @@ from types import ModuleType
 from typing import Any
 
 import msgspec
-from torch import Tensor
+from torch import Tensor, nn
 
 from deadpool_run.worker.process.frames import note_loop
+from deadpool_run.worker.state.numbered import WeaklyNumbered
 from deadpool_run.worker.state.state_tensors import StateTensors
 from deadpool_run.worker.variables import references
 from deadpool_run.worker.variables.baseline import OPAQUE, UNKEPT, Baseline, First
 from deadpool_run.worker.variables.children import shown
-from deadpool_run.worker.variables.first_values import COUNT, FirstValues, facts_of, shown_variable
+from deadpool_run.worker.variables.first_values import FirstValues, counts_of, facts_of, shown_variable
 from deadpool_run.worker.variables.late_modules import LateModules
 from deadpool_run.worker.variables.left_alone import digests_of_unwritten
 from deadpool_run.worker.variables.references import References
 from deadpool_run.worker.variables.scope import Scope
 from deadpool_run.worker.variables.scopes import Scopes
 from deadpool_run.worker.variables.values.digests import Looks
-from deadpool_run.worker.variables.values.objects import Objects, OpaqueError, UnkeptDataError
+from deadpool_run.worker.variables.values.objects import MadeLaterError, Objects, OpaqueError, UnkeptDataError
 from deadpool_run.worker.variables.values.reader import ValueReader
 from deadpool_run.worker.variables.values.tensors import TensorCopies, TensorCopy, is_freed, tensors_of
 from deadpool_run.worker.variables.values.unkept import MADE_LATER, LostValue, Unkept, kept_back, raise_refused
@@ -33,6 +34,8 @@ from deadpool_run.worker.variables.values.writer import ValueWriter, encoded
 
 _LARGE = 1024
 """Elements. A smaller tensor is a loss, a norm or a count, and may be for the log only."""
+_MOST_MODULES = 256
+"""The newest modules of the script that can be filled, and not made anew."""
 _REPLACED = "replaced modules"
 """Not a scope: the places in modules that have another one."""
 _IMPORTED = "imported modules"
@@ -61,6 +64,7 @@ class Variables:
         self._baseline = Baseline(self._noting_writer, self.keeps)
         self.first = FirstValues()
         self._late: LateModules | None = None
+        self._modules = WeaklyNumbered(_MOST_MODULES)
         self._copies = TensorCopies()
         self._moved: set[_Name] = set()
         """Variables with data that was not kept when the loop began, and has changed since."""
@@ -107,7 +111,7 @@ class Variables:
     def rehearsed(self) -> None:
         """Note what the first steps have made: a replacement makes it in its rehearsal."""
         if self._scopes is not None:
-            self._references.rehearsed(self._scopes, self._writer().write)
+            self._references.rehearsed(self._scopes, self._writer(modules=self._modules).write)
 
     def take(self) -> dict[str, Any]:
         """Return the variables that differ from when the loop began, as bytes and large tensors."""
@@ -123,7 +127,7 @@ class Variables:
         self._references.next()
         self._looks.next()
         found: Changed = {}
-        writer = self._writer()
+        writer = self._writer(modules=self._modules)
         for scope in self._scopes.changing():
             now = scope.read()
             changed = {
@@ -183,6 +187,7 @@ class Variables:
             self._scopes.objects.get,
             reference=self._references.named.get,
             state=self._state.named,
+            module=self._modules.get,
             own=self._scopes.modules,
             large=taken.get("large", ()),
             refuse=self.refuse,
@@ -223,12 +228,7 @@ class Variables:
 
     def counts(self) -> dict[str, int]:
         """Return the small whole numbers in variables, by name."""
-        return {
-            shown_variable(scope.name, name): value
-            for scope in self._scopes or ()
-            for name, value in scope.read().items()
-            if type(value) is int and abs(value) < COUNT
-        }
+        return counts_of((scope.name, scope.read()) for scope in self._scopes or ())
 
     def left_out(self) -> dict[str, str]:
         """Return digests of the objects and iterators in variables that snapshots do not keep, by name and class. Slow."""
@@ -269,7 +269,7 @@ class Variables:
     def _noting_writer(self, name: str) -> ValueWriter:
         return self._writer(noting=name)
 
-    def _writer(self, *, noting: str = "") -> ValueWriter:
+    def _writer(self, *, noting: str = "", modules: WeaklyNumbered | None = None) -> ValueWriter:
         assert self._scopes is not None
         scopes = self._scopes
         return ValueWriter(
@@ -280,6 +280,7 @@ class Variables:
             copies=self._copies,
             state=None if noting else self._state,
             noting=noting,
+            modules=modules,
         )
 
     def _changed(self, writer: ValueWriter, name: _Name, value: Any, first: First | None, *, thorough: bool) -> Any:
@@ -293,16 +294,18 @@ class Variables:
             self._moved.add(name)
         try:
             node = writer.write(value)
-        except UnkeptDataError as error:
-            self._note_unkept(name, value, first, str(error))
-            return [_LOST, str(error), self._number]
-        except OpaqueError:
+        except OpaqueError as error:
+            is_data = isinstance(error, UnkeptDataError) and not isinstance(value, nn.Module)
             was_empty = first is None or first.node is None
-            if (later := self._references.later(name, value, was_empty=was_empty)) is not None:
+            if not is_data and (later := self._references.later(name, value, was_empty=was_empty)) is not None:
                 node, is_carried = later
                 if is_carried:
                     self._report(name, MADE_LATER)
                 return node
+            if isinstance(error, (UnkeptDataError, MadeLaterError)):
+                why = str(error) or MADE_LATER
+                self._note_unkept(name, value, first, why)
+                return [_LOST, why, self._number]
             unknown = first is not None and first.node is OPAQUE and first.value is None
             return None if unknown else OPAQUE
         is_as_first = first is not None and not self._baseline.is_late(name[0]) and encoded(node) == first.encoded

@@ -29,12 +29,17 @@ class Taken(list):
     __slots__ = ()
 
 
+def with_function(module):
+    module.scale = lambda: 2
+    return module
+
+
 MADE = {
     "function": lambda: lambda: 1,
     "method": lambda: types.MethodType(lambda _: 1, object()),
     "partial call": lambda: functools.partial(lambda: 1),
     "class": lambda: type("Other", (), {}),
-    "module": lambda: nn.CrossEntropyLoss(weight=torch.ones(3)),
+    "module with a function": lambda: with_function(nn.Linear(1, 1)),
     "data loader": lambda: DataLoader(TensorDataset(torch.ones(3))),
 }
 

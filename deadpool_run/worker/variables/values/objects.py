@@ -2,10 +2,23 @@
 
 import weakref
 from contextlib import suppress
+from functools import partial
+from types import FunctionType, MethodType
 from typing import Any
+
+from torch import nn
+from torch.distributed import ProcessGroup
+from torch.distributed.device_mesh import DeviceMesh
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader, Dataset, Sampler
 
 from deadpool_run.worker.variables.values.tensors import is_data
 from deadpool_run.worker.variables.values.views import Memory, memory_of
+
+OF_LOADERS = (Dataset, DataLoader, Sampler)
+_MADE_BY_SCRIPT = (FunctionType, MethodType, partial, type, nn.Module, Optimizer)
+USED: tuple[Any, ...] = (*_MADE_BY_SCRIPT, ProcessGroup, DeviceMesh, *OF_LOADERS)
+"""Classes of objects on which results depend. Others, such as a progress bar, are a replacement's own."""
 
 
 class OpaqueError(Exception):
@@ -14,6 +27,10 @@ class OpaqueError(Exception):
 
 class UnkeptDataError(OpaqueError):
     """Data that is not kept. The message has the reason, such as its size."""
+
+
+class MadeLaterError(OpaqueError):
+    """A container has an object of `USED` that was made after the loop began, and that cannot be kept."""
 
 
 class Objects:

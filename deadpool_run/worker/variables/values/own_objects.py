@@ -67,6 +67,29 @@ _CONTAINERS: tuple[Any, ...] = (OrderedDict, dict, deque, list, set)
 """Classes whose methods read and fill objects of derived classes. Those of dict serve `Counter` and `defaultdict` too."""
 
 
+TABLES = frozenset({"_parameters", "_buffers", "_modules"})
+_OF_NEW_MODULES: dict[str, Any] = vars(nn.Module())
+
+
+def attributes_of_module(module: nn.Module) -> dict[str, Any]:
+    """Return the attributes of a module that are not those of every new one."""
+    return {name: each for name, each in vars(module).items() if not _is_of_new(name, each)}
+
+
+def _is_of_new(name: str, value: Any) -> bool:
+    if name not in _OF_NEW_MODULES:
+        return False
+    new = _OF_NEW_MODULES[name]
+    return value is new or (type(value) is type(new) and type(value) in (dict, OrderedDict, set) and not value)
+
+
+def set_attributes_of_module(module: nn.Module, attributes: Mapping[str, Any]) -> None:
+    """Set what `attributes_of_module` returns, and remove all others."""
+    vars(module).clear()
+    nn.Module.__init__(module)
+    vars(module).update(attributes)
+
+
 def container_of(kind: type, modules: Collection[str]) -> Any:
     """Return the class of `_CONTAINERS` from which the script derives a container class; None for other classes."""
     if (

@@ -16,7 +16,14 @@ from deadpool_run.worker.codec import array_of, tensor_of
 from deadpool_run.worker.state import generators
 from deadpool_run.worker.variables.values import functions, iterators, library_values, sets
 from deadpool_run.worker.variables.values.objects import Objects, OpaqueError
-from deadpool_run.worker.variables.values.own_objects import class_of_name, made, replace_attributes, set_attributes
+from deadpool_run.worker.variables.values.own_objects import (
+    TABLES,
+    class_of_name,
+    made,
+    replace_attributes,
+    set_attributes,
+    set_attributes_of_module,
+)
 from deadpool_run.worker.variables.values.plain import FACTORIES
 from deadpool_run.worker.variables.values.tensors import TensorCopy
 from deadpool_run.worker.variables.values.unkept import raise_refused, with_lost_graph
@@ -36,22 +43,27 @@ class ValueReader:
         *,
         reference: Callable[[str], Any] = str,
         state: Callable[[str], Any] = str,
+        module: Callable[[int], Any] = lambda _: None,
         own: Collection[str] = (),
         large: Sequence[Tensor] = (),
         refuse: Callable[[str], NoReturn] = raise_refused,
     ) -> None:
         """`scope` returns the object whose content is written elsewhere, by name, and `reference` one of which only the name is written.
 
-        `state` returns a tensor of an optimizer. All three raise `KeyError` for what this process does not have.
+        `state` returns a tensor of an optimizer. All three raise `KeyError` for what this process does not have. `module` returns the
+        module of a number, or None.
         `own` are the script's Python modules, and `large` the large tensors, by number.
         A backward through the graph of a tensor, which cannot be kept, calls `refuse`.
         """
         self._objects = objects or Objects()
         self._by_name = {"scope": scope, "id": scope, "reference": reference, "state": state}
+        self._module_of_number = module
         self._own = own
         self._large = large
         self._refuse = refuse
         self._made: dict[int | str, Any] = {}
+        self._filled: dict[int, Any] = {}
+        """What an object of a number is to be read into: the parts of a module that this process still has."""
 
     def read(self, node: Any, into: Any = None) -> Any:  # noqa: C901, PLR0911 - one line for each kind
         """Return the value of a node. `into` is an object to fill and return, if it is of the same kind.
@@ -117,7 +129,7 @@ class ValueReader:
         If objects of its class cannot be filled, all these variables get the same new object.
         """
         if key not in self._made:
-            into = self._objects.named(key) if tag == "is" else None
+            into = self._objects.named(key) if tag == "is" else self._filled.get(key)
             if node is None:  # it was not written, because it has not changed
                 return self._there(into)
             if (shell := self._shell(node, into)) is not None:
@@ -137,9 +149,11 @@ class ValueReader:
 
     def _shell(self, node: Any, into: Any) -> Any:
         """Return the object that `read` fills with what is in it: `into`, or an empty one; None for any other kind."""
-        tag, *parts = node if isinstance(node, list) else [None]
-        if tag == "object":
+        tag, parts = (node[0], node[1:]) if isinstance(node, list) else ("", [])
+        if tag in ("object", "module"):
             kind = self._class(*parts[:2])
+            if tag == "module" and into is None:
+                into = self._module_of_number(parts[4])
             return into if type(into) is kind else made(kind)
         if tag == "deque":
             return into if type(into) is deque and into.maxlen == parts[1] else deque(maxlen=parts[1])
@@ -182,8 +196,20 @@ class ValueReader:
                 return tuple.__new__(self._class(*parts[:2]), map(self.read, parts[2]))
         kind = self._class(*parts[:2])
         found = into if type(into) is kind else made(kind)
-        replace_attributes(found, dict(zip(parts[2], map(self.read, parts[3]), strict=True)))
+        if tag == "module":
+            self._fill_tables(found, *parts[2:4])
+        attributes = dict(zip(parts[2], map(self.read, parts[3]), strict=True))
+        (set_attributes_of_module if tag == "module" else replace_attributes)(found, attributes)
         return found
+
+    def _fill_tables(self, module: Any, names: list[str], nodes: list[Any]) -> None:
+        """Have the parameters, buffers and modules inside a module read into those that it has: an optimizer may have them, too."""
+        for name, node in zip(names, nodes, strict=True):
+            table = vars(module).get(name)
+            if name in TABLES and table and isinstance(node, list) and node[0] == "new" and node[2][0] == "dict":
+                for key, part in zip(*node[2][1:], strict=True):
+                    if isinstance(part, list) and part[0] == "new" and key in table:
+                        self._filled[part[1]] = table[key]
 
     def _class(self, module: str, name: str) -> Any:
         found = class_of_name(module, name) if module else self._by_name["reference"](name)

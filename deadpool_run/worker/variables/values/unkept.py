@@ -25,7 +25,10 @@ _MOST_PARTS = 4096
 _DEEPEST = 4
 
 
-MADE_LATER = "it was made after the loop had begun, and no snapshot holds functions, modules, groups or data loaders"
+MADE_LATER = (
+    "it was made after the loop had begun, and no snapshot holds functions, groups, data loaders, or modules that are large or have "
+    "one of these"
+)
 
 
 def advice(why: str) -> str:

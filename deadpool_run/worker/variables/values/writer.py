@@ -18,11 +18,13 @@ from torch import Tensor, nn
 
 from deadpool_run.worker.codec import raw_bytes
 from deadpool_run.worker.state import generators
+from deadpool_run.worker.state.numbered import WeaklyNumbered
 from deadpool_run.worker.state.state_tensors import StateTensors
 from deadpool_run.worker.variables.values import functions, iterators, library_values
-from deadpool_run.worker.variables.values.objects import Objects, OpaqueError, UnkeptDataError
+from deadpool_run.worker.variables.values.objects import USED, MadeLaterError, Objects, OpaqueError, UnkeptDataError
 from deadpool_run.worker.variables.values.own_objects import (
     attributes_of_container,
+    attributes_of_module,
     class_of_name,
     container_of,
     content_of,
@@ -73,13 +75,15 @@ class ValueWriter:
         copies: TensorCopies | None = None,
         state: StateTensors | None = None,
         noting: str = "",
+        modules: WeaklyNumbered | None = None,
         most_bytes: int = MOST_BYTES,
     ) -> None:
         """Without `objects`, identities are not written. `named` are the objects whose content is written elsewhere.
 
         Tensors of `state` are written by name. Of `references`, only the name is written: no snapshot holds such objects, but every process of the rank has them.
         `own` are the modules whose objects are written with their attributes. Large tensors become `TensorCopy`s out of `copies`.
-        With `noting`, objects are added to `objects`, under names that begin so. `most_bytes` is the limit on one value.
+        With `noting`, objects are added to `objects`, under names that begin so. With `modules`, those without a name are written with
+        their attributes and a number. `most_bytes` is the limit on one value.
         """
         self._objects = objects
         self._named = named or Objects()
@@ -88,6 +92,8 @@ class ValueWriter:
         self._copies = copies or TensorCopies()
         self._state = state
         self._noting = noting
+        self._modules = modules
+        self._in_module = False
         self._most_bytes = most_bytes
         self._made: dict[int, tuple[int, Any]] = {}
         """The objects that were made after the loop began, each with its number."""
@@ -204,7 +210,7 @@ class ValueWriter:
             self._objects.add(name, value, weakly=True)
             name = self._objects.name_of(value)  # None if its class allows no weak references
         if name is None:
-            raise OpaqueError
+            raise MadeLaterError if isinstance(value, USED) else OpaqueError
         self.holes += 1
         return self._function(["hole", name], value)
 
@@ -285,7 +291,7 @@ class ValueWriter:
         self._count_bytes(value.nbytes)
         return ["large array", kind, shape, _with_room(self._copies.of_array(value))]
 
-    def _nested(self, kind: type, value: Any) -> Any:  # noqa: PLR0911 - one line for each kind
+    def _nested(self, kind: type, value: Any) -> Any:
         if id(value) in self._within:
             raise OpaqueError
         if len(self._within) > _DEEPEST:
@@ -300,22 +306,35 @@ class ValueWriter:
                 return ["named", *self._class(kind), self._all(value)]
             if kind.__module__ == torch.return_types.__name__:
                 return ["results", kind.__name__, self._all(value)]
-            if is_own(kind, self._own) and may_be_made(kind):
-                attributes = content_of(value)
-                return ["object", *self._class(kind), list(attributes), self._all(attributes.values())]
-            if (base := container_of(kind, self._own)) is not None:
-                return self._own_container(kind, base, value)
-            if library_values.is_kept(value):
-                return self._of_library(value)
-            return self._iterator(value) if iterators.is_iterator(value) else self._generator(value)
+            return self._object(kind, value)
         finally:
             self._within.discard(id(value))
+
+    def _object(self, kind: type, value: Any) -> Any:
+        if is_own(kind, self._own) and may_be_made(kind):
+            attributes = content_of(value)
+            return ["object", *self._class(kind), list(attributes), self._all(attributes.values())]
+        if self._modules is not None and issubclass(kind, nn.Module):
+            return self._module(self._modules, kind, value)
+        if (base := container_of(kind, self._own)) is not None:
+            return self._own_container(kind, base, value)
+        if library_values.is_kept(value):
+            return self._of_library(value)
+        return self._iterator(value) if iterators.is_iterator(value) else self._generator(value)
 
     def _class(self, kind: type) -> tuple[str, str]:
         """Return the Python module of a class and its name there; no module, and its name as a reference, for a local class."""
         if class_of_name(kind.__module__, kind.__qualname__) is kind or not (name := self._references.name_of(kind)):
             return kind.__module__, kind.__qualname__
         return "", name
+
+    def _module(self, modules: WeaklyNumbered, kind: type, value: Any) -> list[Any]:
+        attributes, is_inside, self._in_module = attributes_of_module(value), self._in_module, True
+        number = 0 if is_inside else modules.number(value)
+        try:
+            return ["module", *self._class(kind), list(attributes), self._all(attributes.values()), number]
+        finally:
+            self._in_module = is_inside
 
     def _own_container(self, kind: type, base: Any, value: Any) -> list[Any]:
         columns = [base.keys(value), base.values(value)] if issubclass(base, dict) else [list(base.__iter__(value))]
@@ -357,7 +376,7 @@ class ValueWriter:
         before = len(self._made)
         try:
             return self._write(value)
-        except UnkeptDataError:
+        except (UnkeptDataError, MadeLaterError):
             raise
         except OpaqueError:
             if self._in_iterator:  # what it iterates over has a position
