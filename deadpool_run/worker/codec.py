@@ -4,6 +4,7 @@ The JSON refers to tensors, arrays and byte strings by index. Other values that 
 dtypes, sizes) are saved with `torch.save`. A JSON object with the key `!` encodes a value that JSON does not have.
 """
 
+import ast
 import copy
 import ctypes
 import io
@@ -184,11 +185,25 @@ def _child(tree: Any, key: Any) -> Any:
     return None
 
 
+def name_of_dtype(dtype: Any) -> str:
+    """Return the name of the class of an array's elements, with the names and places of their fields."""
+    import numpy as np  # noqa: PLC0415 - as below
+
+    return dtype.str if dtype.fields is None else repr(np.lib.format.dtype_to_descr(dtype))
+
+
+def dtype_of(name: str) -> Any:
+    """Return the class of elements that has this name."""
+    import numpy as np  # noqa: PLC0415 - as below
+
+    return np.lib.format.descr_to_dtype(ast.literal_eval(name)) if name.startswith(("[", "{")) else np.dtype(name)
+
+
 def array_of(dtype: str, shape: list[int], data: bytes) -> Any:
     """Return the array of these bytes in C order; a scalar for the shape [-1]."""
     import numpy as np  # noqa: PLC0415 - only a state that holds an array needs numpy
 
-    flat = np.frombuffer(data, dtype=np.dtype(dtype))
+    flat = np.frombuffer(data, dtype=dtype_of(dtype))
     return flat[0] if shape == [-1] else flat.reshape(shape).copy()
 
 

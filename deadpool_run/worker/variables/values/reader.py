@@ -309,7 +309,8 @@ def _is_alike(one: Tensor, other: Tensor) -> bool:
 
 def _array(dtype: str, shape: list[int] | None, data: bytes, *, into: Any) -> Any:
     made = array_of(dtype, [-1] if shape is None else shape, data)
-    if type(into) is not type(made) or (into.dtype, into.shape) != (made.dtype, made.shape) or not into.flags.writeable:
+    is_like = isinstance(into, sys.modules["numpy"].ndarray) and (into.dtype, into.shape) == (made.dtype, made.shape)
+    if not is_like or shape is None or not into.flags.writeable:
         return made
     into[...] = made
     return into

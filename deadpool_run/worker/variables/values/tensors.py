@@ -172,9 +172,10 @@ def is_array(value: Any) -> bool:
 
 
 def is_numeric_array(value: Any) -> bool:
-    """Return whether a value is an array or a scalar of NumPy's own classes, of numbers, text or times."""
-    is_plain = is_array(value) and value.dtype.kind in _NUMERIC and value.dtype.itemsize > 0
-    return is_plain and type(value).__module__ == "numpy"
+    """Return whether a value is an array or a scalar of NumPy's own classes, of numbers, text or times, or of fields with these."""
+    if not is_array(value) or type(value).__module__ != "numpy" or not value.dtype.itemsize:
+        return False
+    return value.dtype.kind in _NUMERIC or (value.dtype.fields is not None and not value.dtype.hasobject)
 
 
 def is_array_type(value: Any) -> bool:

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from deadpool_run.worker.codec import dtype_of, name_of_dtype
 from deadpool_run.worker.variables.values.tensors import is_dense, is_freed, is_numeric_array
 
 Memory = tuple[type, int]
@@ -49,7 +50,7 @@ def layout_of(value: Any) -> list[Any]:
             value.storage_offset(),
         ]
     offset = _address(value) - _address(_root(value))
-    return [value.dtype.str, list(value.shape), list(value.strides), offset]
+    return [name_of_dtype(value.dtype), list(value.shape), list(value.strides), offset]
 
 
 def view_of(base: Any, dtype: str, shape: list[int], steps: list[int], offset: int) -> Any:
@@ -58,7 +59,7 @@ def view_of(base: Any, dtype: str, shape: list[int], steps: list[int], offset: i
         whole = torch.empty(0, dtype=getattr(torch, dtype), device=base.device)
         return whole.set_(base.untyped_storage(), offset, shape, steps)
     numpy = sys.modules["numpy"]
-    return numpy.ndarray(shape, numpy.dtype(dtype), _root(base), offset, steps)
+    return numpy.ndarray(shape, dtype_of(dtype), _root(base), offset, steps)
 
 
 def _address(array: Any) -> int:

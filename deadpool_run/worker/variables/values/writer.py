@@ -16,7 +16,7 @@ import msgspec
 import torch
 from torch import Tensor, nn
 
-from deadpool_run.worker.codec import raw_bytes
+from deadpool_run.worker.codec import name_of_dtype, raw_bytes
 from deadpool_run.worker.state import generators
 from deadpool_run.worker.state.numbered import WeaklyNumbered
 from deadpool_run.worker.state.state_tensors import StateTensors
@@ -281,12 +281,14 @@ class ValueWriter:
         if value.dtype.hasobject and type(value).__name__ == "ndarray" and not value.dtype.fields:
             return ["objects", list(value.shape), self._all(value.reshape(-1).tolist())]
         if not is_numeric_array(value):
-            raise OpaqueError
-        kind, shape = value.dtype.str, list(value.shape) if value.ndim else None
+            raise UnkeptDataError(
+                f"it is an array of class {type(value).__name__} with elements of class {value.dtype}"
+            )
+        kind, shape = name_of_dtype(value.dtype), list(value.shape) if value.ndim else None
         if value.nbytes <= _INLINE_BYTES:
             self._count_bytes(value.nbytes)
             return ["array", kind, shape, value.tobytes()]
-        if not value.flags.writeable or type(value).__name__ != "ndarray":
+        if not value.flags.writeable or (type(value).__name__ != "ndarray" and value.nbytes > self._most_bytes):
             raise OpaqueError  # a file in memory, say
         self._count_bytes(value.nbytes)
         return ["large array", kind, shape, _with_room(self._copies.of_array(value))]
