@@ -24,7 +24,7 @@ class References:
 
     def __init__(self) -> None:
         self.named = Objects(weakly=True)
-        self._later = WeaklyNumbered(_MOST_LATER)
+        self.numbered = WeaklyNumbered(_MOST_LATER)
         self._last: dict[Any, int] = {}
         """Numbers, by the variables that have them in the present snapshot."""
         self._before: dict[Any, int] = {}
@@ -58,12 +58,12 @@ class References:
         """
         if not isinstance(value, USED) or (was_empty and isinstance(value, OF_LOADERS)) or is_step_of_scheduler(value):
             return None
-        number = self._last[name] = self._later.number(value)
+        number = self._last[name] = self.numbered.number(value)
         return [TAG, number], self._rehearsed and self._before.get(name) == number
 
     def made_later(self, node: Any) -> Any:
         """Return the object of such a node; None if this process does not have it."""
-        return self._later.get(node[1])
+        return self.numbered.get(node[1])
 
     def _name(self, scopes: Iterable[Scope], write: Callable[[Any], Any], when: str) -> None:
         for scope in scopes:

@@ -14,7 +14,6 @@ import msgspec
 from torch import Tensor, nn
 
 from deadpool_run.worker.process.frames import note_loop
-from deadpool_run.worker.state.numbered import WeaklyNumbered
 from deadpool_run.worker.state.state_tensors import StateTensors
 from deadpool_run.worker.variables import references
 from deadpool_run.worker.variables.baseline import OPAQUE, UNKEPT, Baseline, First
@@ -34,8 +33,6 @@ from deadpool_run.worker.variables.values.writer import ValueWriter, encoded
 
 _LARGE = 1024
 """Elements. A smaller tensor is a loss, a norm or a count, and may be for the log only."""
-_MOST_MODULES = 256
-"""The newest modules of the script that can be filled, and not made anew."""
 _REPLACED = "replaced modules"
 """Not a scope: the places in modules that have another one."""
 _IMPORTED = "imported modules"
@@ -64,7 +61,6 @@ class Variables:
         self._baseline = Baseline(self._noting_writer, self.keeps)
         self.first = FirstValues()
         self._late: LateModules | None = None
-        self._modules = WeaklyNumbered(_MOST_MODULES)
         self._copies = TensorCopies()
         self._moved: set[_Name] = set()
         """Variables with data that was not kept when the loop began, and has changed since."""
@@ -111,7 +107,7 @@ class Variables:
     def rehearsed(self) -> None:
         """Note what the first steps have made: a replacement makes it in its rehearsal."""
         if self._scopes is not None:
-            self._references.rehearsed(self._scopes, self._writer(modules=self._modules).write)
+            self._references.rehearsed(self._scopes, self._writer(late=True).write)
 
     def take(self) -> dict[str, Any]:
         """Return the variables that differ from when the loop began, as bytes and large tensors."""
@@ -127,7 +123,7 @@ class Variables:
         self._references.next()
         self._looks.next()
         found: Changed = {}
-        writer = self._writer(modules=self._modules)
+        writer = self._writer(late=True)
         for scope in self._scopes.changing():
             now = scope.read()
             changed = {
@@ -187,7 +183,7 @@ class Variables:
             self._scopes.objects.get,
             reference=self._references.named.get,
             state=self._state.named,
-            module=self._modules.get,
+            module=self._references.numbered.get,
             own=self._scopes.modules,
             large=taken.get("large", ()),
             refuse=self.refuse,
@@ -269,7 +265,7 @@ class Variables:
     def _noting_writer(self, name: str) -> ValueWriter:
         return self._writer(noting=name)
 
-    def _writer(self, *, noting: str = "", modules: WeaklyNumbered | None = None) -> ValueWriter:
+    def _writer(self, *, noting: str = "", late: bool = False) -> ValueWriter:
         assert self._scopes is not None
         scopes = self._scopes
         return ValueWriter(
@@ -280,7 +276,7 @@ class Variables:
             copies=self._copies,
             state=None if noting else self._state,
             noting=noting,
-            modules=modules,
+            modules=self._references.numbered if late else None,
         )
 
     def _changed(self, writer: ValueWriter, name: _Name, value: Any, first: First | None, *, thorough: bool) -> Any:
@@ -303,9 +299,8 @@ class Variables:
                     self._report(name, MADE_LATER)
                 return node
             if isinstance(error, (UnkeptDataError, MadeLaterError)):
-                why = str(error) or MADE_LATER
-                self._note_unkept(name, value, first, why)
-                return [_LOST, why, self._number]
+                self._note_unkept(name, value, first, str(error))
+                return [_LOST, str(error), self._number]
             unknown = first is not None and first.node is OPAQUE and first.value is None
             return None if unknown else OPAQUE
         is_as_first = first is not None and not self._baseline.is_late(name[0]) and encoded(node) == first.encoded

@@ -63,7 +63,7 @@ class ValueReader:
         self._refuse = refuse
         self._made: dict[int | str, Any] = {}
         self._filled: dict[int, Any] = {}
-        """What an object of a number is to be read into: the parts of a module that this process still has."""
+        """The parts of a module that this process still has, by the numbers of those that are read into them."""
 
     def read(self, node: Any, into: Any = None) -> Any:  # noqa: C901, PLR0911 - one line for each kind
         """Return the value of a node. `into` is an object to fill and return, if it is of the same kind.

@@ -42,7 +42,7 @@ from deadpool_run.worker.variables.values.tensors import (
     is_freed,
     is_numeric_array,
 )
-from deadpool_run.worker.variables.values.unkept import LostValue, why_lost
+from deadpool_run.worker.variables.values.unkept import MADE_LATER, LostValue, why_lost
 from deadpool_run.worker.variables.values.views import Memory, has_whole_memory, layout_of, may_be_view, memory_of
 
 _PLAIN = frozenset({type(None), bool, float, str, bytes})
@@ -210,7 +210,7 @@ class ValueWriter:
             self._objects.add(name, value, weakly=True)
             name = self._objects.name_of(value)  # None if its class allows no weak references
         if name is None:
-            raise MadeLaterError if isinstance(value, USED) else OpaqueError
+            raise MadeLaterError(MADE_LATER) if isinstance(value, USED) else OpaqueError
         self.holes += 1
         return self._function(["hole", name], value)
 
