@@ -20,6 +20,8 @@ def digests(protected: Protected, variables: Variables, stepped: Collection[int]
     names = {id(tracked.tensor): name for name, tracked in live.items()}
     found = {name: digest(tensor) for name, tensor in variables.tensors() if id(tensor) not in names}
     found |= {name: digest(tracked.tensor) for name, tracked in live.items()}
+    for module in protected.modules.values():  # the references are those of the last snapshot
+        found |= {name: digest(tensor) for name, tensor in module.exchanged()}
     for parameter, gradient, _ in protected.gradients(stepped):
         found[f"the gradient of {names[id(parameter)]}"] = digest(gradient)
     for name, obj in protected.objects.items():

@@ -9,10 +9,11 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from deadpool_run.errors import ScriptError
-from deadpool_run.vault.segments import HEADER_BYTES, Placement, TensorEntry, aligned
+from deadpool_run.vault.segments import HEADER_BYTES, Placement, SlotRole, TensorEntry, aligned
 from deadpool_run.wire.typed import to_json
 from deadpool_run.worker.compat.modules import buffers_of, is_wrapper, local, writes_of
 from deadpool_run.worker.snapshot.slot_memory import SlotMemory, copy_each
+from deadpool_run.worker.state.digest import samples_equal
 from deadpool_run.worker.state.optimizers import Tracked
 from deadpool_run.worker.state.protected import Protected
 
@@ -106,18 +107,15 @@ class BufferCopies:
         for group in self._groups:
             copy_each([self.copies[i] for i in group], [own[i] for i in group])
 
+    def put_back(self) -> None:
+        """Put the buffers of the last copy back in their places: a step may have put others there, which are in use elsewhere."""
+        for (module, key), tracked in zip(self._owners, self.tracked, strict=True):
+            buffers_of(module)[key] = tracked.tensor
+
     def put(self) -> None:
         """Set every buffer to its copied value."""
-        targets, sources = [], []
-        for (module, key), tracked, copy in zip(self._owners, self.tracked, self.copies, strict=True):
-            live = buffers_of(module).get(key)  # a buffer may be None or of another shape by now
-            if live is None or local(live).shape != copy.shape or local(live).dtype != copy.dtype:
-                local(tracked.tensor).copy_(copy)
-                buffers_of(module)[key] = tracked.tensor
-            else:
-                targets.append(local(live))
-                sources.append(copy)
-        copy_each(targets, sources)
+        self.put_back()
+        copy_each([local(tracked.tensor) for tracked in self.tracked], self.copies)
 
     def _read_layout(self, protected: Protected) -> None:
         buffers = list(protected.buffers())
@@ -170,6 +168,14 @@ class CapturePlan:
     def write_counts(self) -> list[int]:
         """Return how often each parameter has been written in place."""
         return list(map(writes_of, self._watched))
+
+    def has_parameters(self, memory: SlotMemory) -> bool:
+        """Return whether samples of the parameters are equal to those in a slot."""
+        return all(
+            samples_equal(source, kept)
+            for source, kept, entry in zip(self.sources, self.targets(memory), self.entries, strict=True)
+            if entry.role is SlotRole.PARAMETER
+        )
 
     def targets(self, memory: SlotMemory) -> list[Tensor]:
         """Return the places of `sources` in a slot."""

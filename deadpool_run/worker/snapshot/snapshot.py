@@ -21,7 +21,6 @@ from deadpool_run.errors import SnapshotError
 from deadpool_run.ids import Rank, Version
 from deadpool_run.vault import segments
 from deadpool_run.vault.headroom import Growth
-from deadpool_run.vault.segments import SlotRole
 from deadpool_run.vault.status_page import EMPTY, StatusPage
 from deadpool_run.worker.compat.modules import local
 from deadpool_run.worker.device.backend import Mark
@@ -36,7 +35,7 @@ from deadpool_run.worker.snapshot.restore import Restoration
 from deadpool_run.worker.snapshot.slot_memory import SlotMemory
 from deadpool_run.worker.snapshot.writer import StateCapture
 from deadpool_run.worker.state import script_hooks
-from deadpool_run.worker.state.digest import sample, samples_equal
+from deadpool_run.worker.state.digest import sample
 from deadpool_run.worker.state.process_settings import ProcessSettings
 from deadpool_run.worker.state.protected import Protected
 from deadpool_run.worker.state.rng import put_rng, take_rng
@@ -187,12 +186,7 @@ class Snapshots:
         self.wait()
         if self._copy_of is None or self._copy_of not in self.held():
             return False
-        memory = self._memory_of(self._copy_of)
-        return all(
-            samples_equal(source, kept)
-            for source, kept, entry in zip(plan.sources, plan.targets(memory), plan.entries, strict=True)
-            if entry.role is SlotRole.PARAMETER
-        )
+        return plan.has_parameters(self._memory_of(self._copy_of))
 
     def observe(self) -> dict[str, int]:
         """Return digests of all state that a step changes, by name."""
@@ -252,7 +246,7 @@ class Snapshots:
         Raises `SnapshotError` if our copy of the small state is of another version.
         """
         self.wait()
-        self._forget_step()
+        self._undo_step()
         if self._copy_of != version:
             raise SnapshotError(
                 f"cannot rewind to version {version}: the worker's own copy is of version {self._copy_of}"
@@ -274,7 +268,7 @@ class Snapshots:
         live objects; the message lists the differences.
         """
         self.wait()
-        self._forget_step()
+        self._undo_step()
         memory = self._memory_of(version)
         manifest = segments.read_manifest(memory.fd, version)
         memory.ensure(max((offset + nbytes for offset, nbytes in manifest.ranges()), default=0))
@@ -323,15 +317,20 @@ class Snapshots:
             atexit.unregister(self.close)
             self._free_slots()
 
-    def _forget_step(self) -> None:
-        """Forget what is known of a step that is undone."""
+    def _undo_step(self) -> None:
+        """Forget what is known of a step that is undone, and put back what it has exchanged."""
         self._stepped.clear()
         self.protected.left.unwatch()
+        if self._copy_of is not None:
+            self.protected.put_back(self.values["members"])
+            self._buffers.put_back()
 
     def _take(self, version: Version) -> None:
         with torch.no_grad():
             self._copy_of = None
             self.protected.left.unwatch()
+            if self.protected.follow():
+                self._plan = None
             plan = self._plan
             # Query before our own copies are enqueued on the same streams, and only devices in use: a query of another
             # device would open a context there.

@@ -1,8 +1,8 @@
 """A protected module: references to its tensors, and copies of its small values.
 
 Parameters and optimizer state change only inside `optimizer.step()`; everything else may change at any time. References
-to parameters are taken once, when the module is protected: `named_parameters()` changes as FSDP2 gathers and frees shards,
-but the sharded parameters themselves stay.
+to parameters are taken when the module is protected, and again when a step has put others in their places. Those of FSDP2 are
+taken once: `named_parameters()` changes as it gathers and frees shards, but the sharded parameters themselves stay.
 """
 
 from collections.abc import Iterable, Iterator
@@ -19,6 +19,7 @@ from deadpool_run.worker.codec import copied
 from deadpool_run.worker.compat import modules as compat_nn
 from deadpool_run.worker.state import hooks
 from deadpool_run.worker.state.optimizers import Tracked
+from deadpool_run.worker.state.places import Places
 
 _EXTRA = nn.Module.get_extra_state
 
@@ -61,23 +62,25 @@ class ModuleState:
             for table in (compat_nn.parameters_of(child), compat_nn.buffers_of(child), compat_nn.children_of(child))
         ]
         self._lengths = list(map(len, self._tables))
-        self._children = [compat_nn.children_of(child) for _, child in self._modules if compat_nn.children_of(child)]
         self.sharding = [child for _, child in self._modules if isinstance(child, FSDPModule)]
         self.find_wrappers()
         self._extra = [(path, child) for path, child in self._modules if type(child).get_extra_state is not _EXTRA]
 
     def _find(self) -> None:
-        """Take references to the parameters, and their places in their modules."""
+        """Take references to the parameters and children, and note their places in their modules."""
         self.reshard()  # after an evaluation the root has gathered parameters, not the optimizer's
         self.parameters = [(f"{self.name}/{path}", parameter) for path, parameter in self._root.named_parameters()]
         self._sharded = [parameter for _, parameter in self.parameters if isinstance(parameter, DTensor)]
-        plain = {id(parameter) for _, parameter in self.parameters if not isinstance(parameter, DTensor)}
-        self._plain: list[tuple[dict[str, nn.Parameter | None], str]] = []
-        for _, child in self._modules:
-            for key, parameter in compat_nn.parameters_of(child).items():  # a parameter's place, not its name
-                if id(parameter) in plain:
-                    plain.remove(id(parameter))
-                    self._plain.append((compat_nn.parameters_of(child), key))
+        self._plain = [parameter for _, parameter in self.parameters if not isinstance(parameter, DTensor)]
+        self._children = Places(
+            (child, compat_nn.children_of(child)) for _, child in self._modules if compat_nn.children_of(child)
+        )
+        tables = [(child, compat_nn.parameters_of(child)) for _, child in self._modules]
+        self._places = Places(
+            (child, table)
+            for child, table in tables
+            if table and not (self.sharding and any(isinstance(each, DTensor) for each in table.values()))
+        )  # FSDP2 exchanges its own
 
     def all_modules(self) -> Iterator[tuple[str, nn.Module]]:
         """Yield the module and all that is in it, by path."""
@@ -98,9 +101,27 @@ class ModuleState:
                 "steps before it restores.\nCreate every parameter and buffer in set-up, in its final shape; freeze those that "
                 "train later, and give them to the optimizer with add_param_group() then."
             )
-        if not self._layout or not self._sharded:  # FSDP2 may have gathered parameters; the sharded ones stay
+        if not self._layout or not self.sharding:  # FSDP2 may have gathered parameters; the sharded ones stay
             self._find()
         self._layout = layout
+
+    def follow(self) -> bool:
+        """Take references again if others are in the places of some, at the end of a step; return whether there were any."""
+        if not (self._places.changed() or self._children.changed()):
+            return False
+        self._walk()
+        self._find()
+        return True
+
+    def put_back(self) -> None:
+        """Put the parameters and children of the last snapshot back in their places: the step that exchanged them is undone."""
+        self._children.put_back()
+        self._places.put_back()
+
+    def exchanged(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the parameters by name as they are now, if some are not those of the last snapshot."""
+        if self._places.changed() or self._children.changed():
+            yield from ((f"{self.name}/{path}", parameter) for path, parameter in self._root.named_parameters())
 
     def _read_layout(self) -> dict[str, str]:
         found: dict[str, str] = {}
@@ -114,17 +135,13 @@ class ModuleState:
         return found
 
     def fingerprint(self) -> list[int]:
-        """Return numbers that change when parameters are moved, replaced, added or removed.
+        """Return numbers that change when parameters are moved, added or removed; `follow` notices others in their places.
 
         They are addresses; of shards identities, because FSDP2 makes new ones.
         """
         found = [id(compat_nn.local(parameter)) for parameter in self._sharded]
-        for place, key in self._plain:
-            parameter = place.get(key)
-            found.append(0 if parameter is None else parameter.data_ptr())
+        found += map(Tensor.data_ptr, self._plain)
         found += map(len, self._tables)
-        for children in self._children:
-            found += map(id, children.values())
         return found
 
     def buffer_values(self) -> list[Tensor]:

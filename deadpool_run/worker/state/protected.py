@@ -117,6 +117,20 @@ class Protected:
         for module in self.modules.values():
             yield from module.places()
 
+    def follow(self) -> bool:
+        """Take references again to parameters that a step has exchanged; return whether there were any."""
+        exchanged = [module.follow() for module in self.modules.values()]
+        if any(exchanged):
+            self.state_tensors.forget()
+        return any(exchanged)
+
+    def put_back(self, members: Mapping[str, list[list[Tensor]]]) -> None:
+        """Put exchanged parameters back in modules, and in the groups of optimizers, whose members these were."""
+        for module in self.modules.values():
+            module.put_back()
+        for name, parameters in members.items():
+            self.optimizers[name].put_members(parameters)
+
     def refresh(self, *, final: bool) -> None:
         """Take references again. With `final`, raises `ScriptError` for anything that a replacement would not create."""
         for module in self.modules.values():

@@ -1,7 +1,8 @@
-"""The tensors of optimizers' state by name, for variables that refer to them.
+"""The parameters, and the tensors of optimizers' state, by name, for variables that refer to them.
 
 `load_state_dict()` of an optimizer takes over the tensors that it is given. If a script rolls back to a state that it keeps in a
-variable, the optimizer and the variable have the same tensors from then on.
+variable, the optimizer and the variable have the same tensors from then on. So have a module and a variable from which a step takes
+a new parameter.
 """
 
 from collections.abc import Callable, Iterable
@@ -9,7 +10,6 @@ from collections.abc import Callable, Iterable
 from torch import Tensor
 from torch.optim import Optimizer
 
-from deadpool_run.vault.segments import SlotRole
 from deadpool_run.worker.state.optimizers import Tracked
 
 
@@ -31,18 +31,17 @@ class StateTensors:
         self._known = None
 
     def name_of(self, tensor: Tensor) -> str | None:
-        """Return the name of a tensor of an optimizer's state; None for any other."""
+        """Return the name of a parameter or a tensor of an optimizer's state; None for any other."""
         known = self._look_up()
         name = self._names.get(id(tensor))
         return name if name is not None and known[name] is tensor else None
 
     def named(self, name: str) -> Tensor:
-        """Return the tensor with a name. Raises `KeyError` if no optimizer has it."""
+        """Return the tensor with a name. Raises `KeyError` if there is none."""
         return self._look_up()[name]
 
     def _look_up(self) -> dict[str, Tensor]:
         if self._known is None:
-            found = (tracked for tracked in self._heavy() if tracked.role is SlotRole.OPTIMIZER)
-            self._known = {tracked.name: tracked.tensor for tracked in found}
+            self._known = {tracked.name: tracked.tensor for tracked in self._heavy()}
             self._names = {id(tensor): name for name, tensor in self._known.items()}
         return self._known

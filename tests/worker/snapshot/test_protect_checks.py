@@ -257,6 +257,7 @@ def test_groups_of_other_parameters_are_refused(snapshots):
     snapshots.protect("optimizer", optimizer)
     trained(snapshots, model)
     optimizer.param_groups[0]["params"] = list(model[1].parameters())
+    snapshots.capture_now(3)
     with pytest.raises(SnapshotError, match="1 groups here and 1 in the snapshot, of different parameters"):
         snapshots.restore(2)
 
