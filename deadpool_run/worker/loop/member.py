@@ -20,7 +20,7 @@ from deadpool_run.worker.groups.rehearsal import REHEARSAL_STEPS
 from deadpool_run.worker.groups.transcript import Transcript
 from deadpool_run.worker.loop.repair import RepairParticipant
 from deadpool_run.worker.loop.trial import Trial
-from deadpool_run.worker.loop.updates import Updates
+from deadpool_run.worker.loop.updates import OUTSIDE_LOOP, Updates
 from deadpool_run.worker.process import rehearsal_output
 from deadpool_run.worker.process.session import Session
 from deadpool_run.worker.snapshot import buckets
@@ -28,11 +28,6 @@ from deadpool_run.worker.state.redundancy import replica_leader
 from deadpool_run.worker.verify.agreement import any_rank
 from deadpool_run.worker.verify.coverage import Coverage, is_sampled
 from deadpool_run.worker.verify.script_names import warn
-
-_OUTSIDE_LOOP = (
-    "this script updates weights outside of job.steps(): nothing protects it, and a lost rank restarts it from the beginning.\n"
-    "Write `for step in job.steps(N):` and `with step:` around the step."
-)
 
 
 class LoopMember(RepairParticipant):
@@ -126,7 +121,7 @@ class LoopMember(RepairParticipant):
         if not self._in_loop:
             if self._updates.note_outside():
                 self._link.send(ev.LoopBypassed(THIS_WORKER))
-                warn(_OUTSIDE_LOOP)
+                warn(OUTSIDE_LOOP)
             return
         if (index := self.session.step) is None:
             return
@@ -170,8 +165,7 @@ class LoopMember(RepairParticipant):
             self._decide_buckets()
         if not step_failed:
             self._updates.check(index)
-            problem = self._coverage.problem(index, look=is_sampled(index))
-            if problem:
+            if problem := self._coverage.problem(index, look=is_sampled(index) or self.trial.tries):
                 self.refuse(problem)
         if self.practising:
             self._practised &= not step_failed
@@ -282,6 +276,11 @@ class LoopMember(RepairParticipant):
     def _stop_recording(self) -> None:
         self._transcript = self.registry.recording or self._transcript
         self.registry.recording = None
+
+    def _bring_to(self, version: Version) -> None:
+        if problem := self._coverage.changed():  # through `.data`, say; of a replacement nothing is watched
+            self.refuse(problem)
+        super()._bring_to(version)
 
     # --- the trial -----------------------------------------------------------------------------------------------
 

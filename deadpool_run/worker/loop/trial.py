@@ -49,6 +49,11 @@ class Trial:
         """Whether the running step is the trial's first run."""
         return self.stage is Trial.Stage.RUNNING
 
+    @property
+    def tries(self) -> bool:
+        """Whether the running step is one of the trial's two runs."""
+        return self.stage in (Trial.Stage.RUNNING, Trial.Stage.RAN)
+
     def begin(self, counts: dict[str, int], left_out: dict[str, str]) -> None:
         """Begin the first run, with these whole numbers in variables, and digests of what snapshots do not keep."""
         self.stage = Trial.Stage.RUNNING

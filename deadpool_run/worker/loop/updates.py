@@ -8,6 +8,10 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from deadpool_run.errors import InterruptedUpdateError
 
+OUTSIDE_LOOP = (
+    "this script updates weights outside of job.steps(): nothing protects it, and a lost rank restarts it from the beginning.\n"
+    "Write `for step in job.steps(N):` and `with step:` around the step."
+)
 _OUTSIDE = 3
 """This many updates before the step loop are a loop of the script's own; one or two may be a warm-up."""
 

@@ -1,8 +1,8 @@
 """Checks that everything a script trains is protected. Anything else would silently differ on a replacement.
 
 Optimizers are found when they step. Modules, and tensors that a script trains by hand, are found among all live objects when
-the loop begins. Later samples show which of them change: these are state. Schedulers and scalers are also found when the loop makes
-them: no replacement does, so a loss then stops the job.
+the loop begins. Those that change later are state: torch counts writes, except through `.data`, and samples show which writes have
+changed something. Schedulers and scalers are also found when the loop makes them: no replacement does, so a loss then stops the job.
 """
 
 import gc
@@ -16,12 +16,13 @@ import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from deadpool_run.worker.codec import tensors_in
 from deadpool_run.worker.compat import made
-from deadpool_run.worker.compat.modules import buffers_of, local, parameters_of
+from deadpool_run.worker.compat.modules import buffers_of, local, parameters_of, writes_of
 from deadpool_run.worker.groups.rehearsal import REHEARSAL_STEPS
 from deadpool_run.worker.state.digest import sample
 from deadpool_run.worker.state.optimizers import wrapped
@@ -32,6 +33,7 @@ _PLAIN = (Tensor, nn.Parameter)
 _BEFORE_LOOP = "before job.steps()"
 _AFTER_LOSS = "after a loss, no process has it as it was"
 _FROM_NOW_ON = "a loss stops the job from now on"
+_UNKNOWN = -1
 _DEPTH = 4
 """Depth of the search for an optimizer in a protected object."""
 
@@ -51,6 +53,20 @@ class _Watched:
     before: int
     trains: bool
     """Its owner has parameters. A metric has none."""
+    writes: int = _UNKNOWN
+    """How often it had been written at the last look, as torch counts."""
+
+    def note(self, tensor: Tensor) -> None:
+        """Note the tensor that has been looked at, which may have taken the place of another."""
+        self.tensor, self.writes = weakref.ref(tensor), _writes(tensor)
+
+    def present(self) -> Tensor | None:
+        """Return the tensor, or another one that a step has put in its place."""
+        tensor, owner = self.tensor(), self.owner()
+        if isinstance(owner, nn.Module) and not isinstance(tensor, DTensor):  # FSDP2 exchanges its own
+            now = parameters_of(owner).get(self.name, buffers_of(owner).get(self.name))
+            return now if type(now) in _PLAIN else tensor
+        return tensor
 
 
 class Coverage:
@@ -61,6 +77,9 @@ class Coverage:
         self._protected = protected
         self._is_kept = is_kept
         self._watched: list[_Watched] = []
+        self._counted: list[weakref.ref[Tensor]] = []
+        """The watched tensors, of which torch counts the writes."""
+        self._counts: list[int] = []
         self._wrappers: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._helpers: list[tuple[weakref.ref[Any], str]] = []
         """Unprotected schedulers and scalers that a replacement makes too, each with its state at first."""
@@ -93,6 +112,7 @@ class Coverage:
         for tensor in loose:
             if id(tensor) not in known:
                 self._watched += _watched_tensor(tensor, "", tensor, trains=True)
+        self._count()
 
     def note(self, optimizer: Optimizer, step: int) -> None:
         """Note an optimizer that updates in this step."""
@@ -106,7 +126,7 @@ class Coverage:
     def problem(self, step: int, *, look: bool) -> str:
         """Return an error message about an unprotected object that the step trained; empty if there is none.
 
-        With `look`, unprotected tensors are compared with their first samples.
+        Unprotected tensors are compared with their first samples if torch has counted a write; with `look`, all are.
         """
         for optimizer, first in list(self._pending.items()):
             if self._is_held_by_objects(optimizer):
@@ -126,14 +146,18 @@ class Coverage:
                 return _unprotected(_kind_of(helper), helper, f"is not protected, and its state changed in step {step}")
         self._find_made_helpers(step)
         if not look:
-            return ""
+            return self._changed(f"in step {step}", written=True) if self._is_written() else ""
         trained = self._protected.trained()
         for wrapper in self._wrappers:
             if any(id(parameter) in trained for parameter in wrapper.parameters()):
                 return _unprotected(
                     "module", wrapper, f"is not protected, and its parameters are trained in step {step}"
                 )
-        return self._changed(step)
+        return self._changed(f"in step {step}")
+
+    def changed(self) -> str:
+        """Return an error message about an unprotected tensor that has changed since the loop began; empty if there is none."""
+        return self._changed("in training")
 
     def _unprotected_helpers(self, helpers: Iterable[Any]) -> Iterator[tuple["weakref.ref[Any]", str]]:
         """Yield those that no protected object refers to, with their states. A disabled scaler has none."""
@@ -162,24 +186,38 @@ class Coverage:
                 warn(why.replace(_AFTER_LOSS, _FROM_NOW_ON))
         self._protected.late = [why for _, why in self._late]
 
-    def _changed(self, step: int) -> str:
+    def _count(self) -> None:
+        tensors = [(watched, watched.tensor()) for watched in self._watched if watched.writes != _UNKNOWN]
+        self._counted = [weakref.ref(local(tensor)) for _, tensor in tensors if tensor is not None]
+        self._counts = [watched.writes for watched, tensor in tensors if tensor is not None]
+
+    def _is_written(self) -> bool:
+        """Return whether a watched tensor was written or has gone. Runs at the end of each step."""
+        tensors: list[Any] = [reference() for reference in self._counted]
+        try:
+            return list(map(writes_of, tensors)) != self._counts
+        except AttributeError:  # of None: one has gone
+            return True
+
+    def _changed(self, when: str, *, written: bool = False) -> str:
+        """Compare the tensors with their first samples; with `written`, those that torch has counted writes of."""
         kept = []
         for watched in self._watched:
-            owner, tensor = watched.owner(), watched.tensor()
+            owner, tensor = watched.owner(), watched.present()
             if owner is None or tensor is None:
                 continue
-            if sample(tensor) == watched.before:
+            if (written and _writes(tensor) == watched.writes) or sample(tensor) == watched.before:
+                watched.note(tensor)
                 kept.append(watched)
             elif not watched.trains:
                 if not self._is_kept(owner):
                     _warn_of_metric(owner, watched.name)
             elif isinstance(owner, nn.Module):
-                return _unprotected(
-                    "module", owner, f"is not protected, and its {watched.name!r} changed in step {step}"
-                )
+                return _unprotected("module", owner, f"is not protected, and its {watched.name!r} changed {when}")
             else:
-                return _unprotected_tensor(tensor, step)
+                return _unprotected_tensor(tensor, when)
         self._watched = kept
+        self._count()
         return ""
 
     # --- what is protected -----------------------------------------------------------------------------------------
@@ -246,7 +284,14 @@ def _watched_tensor(owner: Any, name: str, tensor: Tensor, *, trains: bool) -> l
     own = local(tensor)
     if type(own) not in _PLAIN or own.is_meta or own.layout is not torch.strided or own.is_quantized:
         return []
-    return [_Watched(weakref.ref(owner), name, weakref.ref(tensor), sample(tensor), trains)]
+    found = _Watched(weakref.ref(owner), name, weakref.ref(tensor), sample(tensor), trains)
+    found.note(tensor)
+    return [found]
+
+
+def _writes(tensor: Tensor) -> int:
+    own = local(tensor)
+    return _UNKNOWN if own.is_inference() else writes_of(own)
 
 
 def _refers_to(obj: Any, wanted: object, depth: int) -> bool:
@@ -295,10 +340,10 @@ def _kind_of(helper: object) -> str:
     return "scaler" if isinstance(helper, GradScaler) else "scheduler"
 
 
-def _unprotected_tensor(tensor: Tensor, step: int) -> str:
+def _unprotected_tensor(tensor: Tensor, when: str) -> str:
     where = path_to(tensor)
     return (
-        f"{_called('tensor', tensor, where)} of shape {tuple(tensor.shape)} requires gradients and changed in step {step}, "
+        f"{_called('tensor', tensor, where)} of shape {tuple(tensor.shape)} requires gradients and changed {when}, "
         f"but is not protected.\nMake it an nn.Parameter of a module, and call job.protect() with that module {_BEFORE_LOOP}."
     )
 

@@ -185,3 +185,78 @@ def test_an_optimizer_that_the_loop_makes_is_to_be_made_before():
     problem = loop.end(9)
     assert "'second' (SGD) updated weights in step 9, but is not protected" in problem
     assert "Create it before job.steps(), and call job.protect(second=second) there." in problem
+
+
+class Late(Loop):
+    """A loop in whose steps an unprotected module changes late."""
+
+    def __init__(self):
+        self.target = torch.nn.BatchNorm1d(2)
+        super().__init__()
+
+    def changed(self):
+        return self.coverage.changed()
+
+
+def replace(target):
+    target.weight = torch.nn.Parameter(torch.full_like(target.weight, 2))
+
+
+def fill(target):
+    target.weight.fill_(2)
+
+
+WRITES = {
+    "in place": fill,
+    "load_state_dict": lambda target: target.load_state_dict({**target.state_dict(), "weight": torch.zeros(2)}),
+    "a buffer": lambda target: target.running_mean.fill_(2),
+    "a new parameter": replace,
+    "a new buffer": lambda target: setattr(target, "running_mean", torch.ones(2)),
+}
+
+
+@pytest.mark.parametrize("write", WRITES)
+def test_a_module_that_first_changes_late_is_named_in_that_step(write):
+    loop = Late()
+    assert loop.end(98) == ""
+    with torch.no_grad():
+        WRITES[write](loop.target)
+    assert "the module 'self.target' (BatchNorm1d) is not protected" in (why := loop.end(99))
+    assert "changed in step 99" in why
+
+
+def test_a_write_that_changes_nothing_is_not_one():
+    loop = Late()
+    for step in (98, 99):
+        loop.target.load_state_dict(loop.target.state_dict())
+        replaced = torch.nn.Parameter(loop.target.weight.detach().clone())
+        loop.target.weight = replaced
+        assert loop.end(step) == ""
+    assert loop.changed() == ""
+    with torch.no_grad():
+        replaced.fill_(2)
+    assert "'weight' changed in step 99" in loop.end(99)
+
+
+def test_a_module_that_has_gone_is_not_watched():
+    loop = Late()
+    loop.target = None
+    assert loop.end(98) == loop.end(99) == loop.changed() == ""
+
+
+def test_a_change_through_data_is_named_when_all_are_compared():
+    loop = Late()
+    loop.target.weight.data.fill_(2)
+    assert loop.end(99) == ""  # torch does not count it
+    assert "'weight' changed in training" in loop.changed()
+
+
+def test_a_tensor_that_counts_no_writes_is_compared_with_the_others():
+    loop = Late()
+    with torch.inference_mode():
+        made = torch.nn.BatchNorm1d(2)
+    other = Late()
+    assert loop.end(98) == other.end(98) == ""
+    with torch.inference_mode():
+        made.running_mean.fill_(2)
+    assert "'made'" in other.changed()
