@@ -164,11 +164,11 @@ def _data_in(node: Any) -> Iterator[bytes]:
     match node:
         case [str(tag), *_] if tag in generators.KINDS:
             return  # one without a seed differs in each process
-        case ["tensor" | "array", kind, list(shape), bytes(data)]:
+        case ["tensor" | "array", kind, list(shape), bytes(data), *_]:
             yield f"{kind}{shape}".encode() + data
-        case ["large", _, TensorCopy() as copy]:
+        case ["large", _, TensorCopy() as copy, *_]:
             yield _digest(copy.tensor)
-        case ["large array", kind, shape, TensorCopy() as copy]:
+        case ["large array", kind, shape, TensorCopy() as copy, *_]:
             yield f"{kind}{shape}".encode() + _digest(copy.tensor)
         case list():
             for part in node:

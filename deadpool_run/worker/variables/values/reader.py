@@ -15,6 +15,7 @@ from torch.nn import Parameter
 from deadpool_run.worker.codec import array_of, tensor_of
 from deadpool_run.worker.state import generators
 from deadpool_run.worker.variables.values import functions, iterators, library_values, sets
+from deadpool_run.worker.variables.values.layouts import layout_of_array, layout_of_tensor, new_array, new_tensor
 from deadpool_run.worker.variables.values.objects import Objects, OpaqueError
 from deadpool_run.worker.variables.values.own_objects import (
     TABLES,
@@ -175,10 +176,11 @@ class ValueReader:
             case "complex":
                 return complex(*parts)
             case "tensor":
-                dtype, shape, data = parts
-                return _into(into, tensor_of(data, getattr(torch, dtype)).reshape(shape))
+                dtype, shape, data, *layout = parts
+                return _into(into, tensor_of(data, getattr(torch, dtype)).reshape(shape), layout)
             case "large":
-                return _into(into, self._large_tensor(parts[1]).to(parts[0]))
+                device, copy, *layout = parts
+                return _into(into, self._large_tensor(copy).to(device), layout)
             case "graph":
                 return with_lost_graph(self.read(parts[0]), self._refuse)
             case "leaf" | "parameter":
@@ -191,7 +193,8 @@ class ValueReader:
             case "array":
                 return _array(*parts, into=into)
             case "large array":
-                return _array(parts[0], parts[1], self._large_tensor(parts[2]).numpy().tobytes(), into=into)
+                dtype, shape, copy, *layout = parts
+                return _array(dtype, shape, self._large_tensor(copy).numpy().tobytes(), *layout, into=into)
             case "named":
                 return tuple.__new__(self._class(*parts[:2]), map(self.read, parts[2]))
         kind = self._class(*parts[:2])
@@ -222,14 +225,9 @@ class ValueReader:
 
     def _leaf(self, node: Any, gradient: Any, trained: bool, *, into: Any, kind: type[Tensor]) -> Tensor:
         value: Tensor = self.read(node)
-        is_like = type(into) is kind and into.is_leaf and into.requires_grad == trained and _is_alike(into, value)
-        found = (
-            into
-            if is_like
-            else Parameter(value.clone(), trained)
-            if kind is Parameter
-            else value.clone().requires_grad_()
-        )
+        is_like = type(into) is kind and into.is_leaf and into.requires_grad == trained
+        is_like = is_like and _is_alike(into, value, layout_of_tensor(value))
+        found = into if is_like else Parameter(value, trained) if kind is Parameter else value.requires_grad_()
         with torch.no_grad():
             found.copy_(value)
         found.grad = None if gradient is None else self.read(gradient).clone()
@@ -291,11 +289,11 @@ def _factory(parts: list[Any]) -> type:
     return FACTORIES[parts[2]]
 
 
-def _into(into: Any, value: Tensor) -> Tensor:
+def _into(into: Any, value: Tensor, layout: list[Any]) -> Tensor:
     """Return the script's tensor with this value if it fits, else a new tensor."""
-    if type(into) is Tensor and _is_alike(into, value) and _may_be_written(into):
+    if type(into) is Tensor and _is_alike(into, value, layout) and _may_be_written(into):
         return into.copy_(value)
-    return value.clone()
+    return new_tensor(value, *layout)
 
 
 def _may_be_written(tensor: Tensor) -> bool:
@@ -303,14 +301,17 @@ def _may_be_written(tensor: Tensor) -> bool:
     return not (tensor.requires_grad or tensor.is_inference() or has_repeats)
 
 
-def _is_alike(one: Tensor, other: Tensor) -> bool:
-    return (one.dtype, one.shape, one.device) == (other.dtype, other.shape, other.device)
+def _is_alike(one: Tensor, other: Tensor, layout: list[Any]) -> bool:
+    is_like = (one.dtype, one.shape, one.device) == (other.dtype, other.shape, other.device)
+    return is_like and layout_of_tensor(one) == layout
 
 
-def _array(dtype: str, shape: list[int] | None, data: bytes, *, into: Any) -> Any:
+def _array(dtype: str, shape: list[int] | None, data: bytes, steps: list[int] | None = None, *, into: Any) -> Any:
     made = array_of(dtype, [-1] if shape is None else shape, data)
+    if steps is not None:
+        made = new_array(made, steps)
     is_like = isinstance(into, sys.modules["numpy"].ndarray) and (into.dtype, into.shape) == (made.dtype, made.shape)
-    if not is_like or shape is None or not into.flags.writeable:
+    if not is_like or shape is None or layout_of_array(into) != layout_of_array(made) or not into.flags.writeable:
         return made
     into[...] = made
     return into

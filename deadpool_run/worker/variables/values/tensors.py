@@ -102,7 +102,7 @@ class TensorCopies:
         return found is not None and _address(found) == address
 
     def of_tensor(self, tensor: Tensor) -> TensorCopy | None:
-        """Return the copy of a dense tensor, without its graph; None if all copies together would be too large.
+        """Return the copy of a dense tensor in C order, without its graph; None if all copies together would be too large.
 
         It is on the tensor's device, or in main memory if it was made when the loop began: such copies are kept.
         """
@@ -115,7 +115,7 @@ class TensorCopies:
                 return self._use(tensor, known)
         if not self._has_room(tensor.nbytes):
             return None
-        copy = tensor.detach().resolve_conj().resolve_neg().clone()
+        copy = tensor.detach().resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
         return self._note(tensor, writes, copy if self._begun else copy.cpu(), has_changed=is_counted)
 
     def of_array(self, array: Any) -> TensorCopy | None:

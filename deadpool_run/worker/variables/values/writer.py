@@ -21,6 +21,7 @@ from deadpool_run.worker.state import generators
 from deadpool_run.worker.state.numbered import WeaklyNumbered
 from deadpool_run.worker.state.state_tensors import StateTensors
 from deadpool_run.worker.variables.values import functions, iterators, library_values
+from deadpool_run.worker.variables.values.layouts import layout_of_array, layout_of_tensor
 from deadpool_run.worker.variables.values.objects import USED, MadeLaterError, Objects, OpaqueError, UnkeptDataError
 from deadpool_run.worker.variables.values.own_objects import (
     attributes_of_container,
@@ -269,6 +270,7 @@ class ValueWriter:
             node: Any = ["tensor", str(value.dtype).removeprefix("torch."), list(value.shape), raw_bytes(plain)]
         else:
             node = ["large", str(value.device), _with_room(self._copies.of_tensor(value))]
+        node += layout_of_tensor(value)
         if _has_graph(value):
             return ["graph", node]
         if value.requires_grad or type(value) is nn.Parameter:
@@ -287,11 +289,11 @@ class ValueWriter:
         kind, shape = name_of_dtype(value.dtype), list(value.shape) if value.ndim else None
         if value.nbytes <= _INLINE_BYTES:
             self._count_bytes(value.nbytes)
-            return ["array", kind, shape, value.tobytes()]
+            return ["array", kind, shape, value.tobytes(), *layout_of_array(value)]
         if not value.flags.writeable or (type(value).__name__ != "ndarray" and value.nbytes > self._most_bytes):
             raise OpaqueError  # a file in memory, say
         self._count_bytes(value.nbytes)
-        return ["large array", kind, shape, _with_room(self._copies.of_array(value))]
+        return ["large array", kind, shape, _with_room(self._copies.of_array(value)), *layout_of_array(value)]
 
     def _nested(self, kind: type, value: Any) -> Any:
         if id(value) in self._within:
