@@ -61,6 +61,14 @@ def local(tensor: Tensor) -> Tensor:
     return tensor._local_tensor if isinstance(tensor, DTensor) else tensor  # noqa: SLF001
 
 
+def address_of(tensor: Tensor | None) -> int:
+    """Return where the memory of a tensor begins; 0 if there is none, or if it is not the plain memory of a CPU or CUDA device."""
+    own = None if tensor is None else local(tensor)
+    if own is None or type(own) not in (Tensor, nn.Parameter) or own.device.type not in ("cpu", "cuda"):
+        return 0
+    return own.untyped_storage().data_ptr() if own.layout is torch.strided else 0
+
+
 def inside_compiled(module: nn.Module) -> Any:
     """Return the module inside a `torch.compile` wrapper; None for other modules."""
     # By its attribute, because importing the class takes a second.

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from torch import Tensor
 from torch.optim import Optimizer
 
+from deadpool_run.worker.compat.modules import address_of
 from deadpool_run.worker.state.optimizers import Tracked
 
 
@@ -21,6 +22,7 @@ class StateTensors:
         self._heavy = heavy
         self._known: dict[str, Tensor] | None = None
         self._names: dict[int, str] = {}
+        self._by_address: dict[int, Tensor] = {}
 
     def watch(self, optimizer: Optimizer) -> None:
         """Look the tensors up again after each `load_state_dict()` of an optimizer."""
@@ -36,6 +38,12 @@ class StateTensors:
         name = self._names.get(id(tensor))
         return name if name is not None and known[name] is tensor else None
 
+    def has_memory_of(self, tensor: Tensor) -> bool:
+        """Return whether a tensor shares the memory of a parameter or of one of an optimizer's state, and is another one."""
+        self._look_up()
+        address = address_of(tensor)
+        return bool(address) and address_of(self._by_address.get(address)) == address
+
     def named(self, name: str) -> Tensor:
         """Return the tensor with a name. Raises `KeyError` if there is none."""
         return self._look_up()[name]
@@ -44,4 +52,5 @@ class StateTensors:
         if self._known is None:
             self._known = {tracked.name: tracked.tensor for tracked in self._heavy()}
             self._names = {id(tensor): name for name, tensor in self._known.items()}
+            self._by_address = {address_of(tensor): tensor for tensor in self._known.values()}
         return self._known

@@ -92,14 +92,20 @@ class ValueReader:
             return self._there(self._objects.named(parts[0]))
         if tag == "closure":
             return self._closure(*parts)
-        if tag == "view":
-            return view_of(self._shared(*parts[:2]), *parts[2:])
+        if tag in ("view", "base"):
+            return self._view(tag, parts)
         if tag == "own container":
             return self._own_container(parts, into)
         if tag == "iterator":
             made_by, arguments, state = parts
             return iterators.of_parts(made_by, list(map(self.read, arguments)), *map(self.read, state))
         return self._code(tag, parts) if tag in _CODE else self._simple(tag, parts, into)
+
+    def _view(self, tag: str, parts: list[Any]) -> Any:
+        """Return a view of an object that is written elsewhere, or inside the node itself."""
+        return (
+            view_of(self.read(parts[0]), *parts[1:]) if tag == "base" else view_of(self._shared(*parts[:2]), *parts[2:])
+        )
 
     def _code(self, tag: str, parts: list[Any]) -> Any:
         if tag == "partial":

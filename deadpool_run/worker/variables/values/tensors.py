@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from deadpool_run.worker.codec import tensor_of
-from deadpool_run.worker.compat.modules import local, writes_of
+from deadpool_run.worker.compat.modules import address_of, writes_of
 from deadpool_run.worker.state.digest import sampled
 
 MOST_BYTES = 64 << 20
@@ -31,6 +31,7 @@ _COMPARED_IN_ALL = 64 << 20
 SAMPLES = 1024
 """Elements of a large array that are compared."""
 _DEVICES = ("cpu", "cuda")
+_PLAIN = (Tensor, torch.nn.Parameter)
 _NUMERIC = "biufcSUmM"
 """Kinds of arrays: bools, numbers with and without a sign, with a fraction, complex, text, times."""
 _compare = ctypes.CDLL(None).memcmp
@@ -70,6 +71,26 @@ class _Known:
         return not (tensor.is_cuda and self.has_changed) and torch.equal(now.cpu(), self._sampled)
 
 
+class _Place:
+    """Where the memory of a tensor begins. Cheap while the tensor stays where it is."""
+
+    __slots__ = ("_address", "_pointer", "source")
+
+    def __init__(self, source: Callable[[], Tensor | None]) -> None:
+        self.source = source
+        self._pointer, self._address = -1, 0
+
+    def address(self) -> int:
+        """Return the present address; 0 if there is none."""
+        tensor = self.source()
+        if tensor is None or type(tensor) not in _PLAIN or tensor.layout is not torch.strided:
+            return address_of(tensor)
+        pointer = tensor.data_ptr()
+        if pointer != self._pointer:
+            self._pointer, self._address = pointer, address_of(tensor)
+        return self._address
+
+
 class TensorCopies:
     """The copies of the large tensors and arrays of all variables. Made when the loop begins."""
 
@@ -80,7 +101,9 @@ class TensorCopies:
         self._begun = False
         self._used: set[int] = set()
         self._nbytes = 0
-        self._others = {address: weakref.ref(each) for each in others if (address := _address(each))}
+        self._places = [_Place(weakref.ref(each)) for each in others]
+        self._others = {address: each.source for each in self._places if (address := each.address())}
+        self._present: set[int] | None = None
         self._thorough = False  # all are compared whole
         self._compared = 0
 
@@ -93,13 +116,20 @@ class TensorCopies:
         kept = self._first | self._used
         self._known = {key: known for key, known in self._known.items() if key in kept and known.source() is not None}
         self._used, self._nbytes, self._thorough, self._compared = set(), 0, thorough, 0
+        self._present = None
 
     def is_other(self, tensor: Tensor) -> bool:
         """Return whether a tensor is kept otherwise."""
-        address = _address(tensor)
+        address = address_of(tensor)
         other = self._others.get(address)
-        found = None if other is None else other()
-        return found is not None and _address(found) == address
+        return other is not None and address_of(other()) == address
+
+    def has_moved(self, tensor: Tensor) -> bool:
+        """Return whether a tensor has memory to which another that is kept otherwise was moved after the loop began."""
+        if self._present is None:  # once in a snapshot
+            self._present = {each.address() for each in self._places}
+        address = address_of(tensor)
+        return bool(address) and address in self._present and not self.is_other(tensor)
 
     def of_tensor(self, tensor: Tensor) -> TensorCopy | None:
         """Return the copy of a dense tensor in C order, without its graph; None if all copies together would be too large.
@@ -156,7 +186,7 @@ class TensorCopies:
 
 def is_dense(tensor: Tensor) -> bool:
     """Return whether a tensor is a plain one in the memory of a CPU or of a CUDA device."""
-    plain = type(tensor) in (Tensor, torch.nn.Parameter) and tensor.device.type in _DEVICES
+    plain = type(tensor) in _PLAIN and tensor.device.type in _DEVICES
     return plain and tensor.layout is torch.strided and not tensor.is_quantized
 
 
@@ -210,11 +240,6 @@ def _are_equal(one: Tensor, other: Tensor) -> bool:
     """Return whether two tensors of one size in main memory have the same bytes, NaNs among them."""
     ones, others = one.contiguous(), other.contiguous()
     return ones.nbytes == others.nbytes and not _compare(ones.data_ptr(), others.data_ptr(), ones.nbytes)
-
-
-def _address(tensor: Tensor) -> int:
-    own = local(tensor)
-    return own.untyped_storage().data_ptr() if is_dense(own) else 0
 
 
 def tensors_of(value: Any) -> Iterator[tuple[str, Tensor]]:

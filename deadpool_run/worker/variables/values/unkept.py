@@ -17,6 +17,7 @@ from deadpool_run.worker.compat.modules import writes_of
 from deadpool_run.worker.variables.values.digests import digest_of, digest_of_array
 from deadpool_run.worker.variables.values.functions import unbound
 from deadpool_run.worker.variables.values.iterators import is_iterator, progress_of
+from deadpool_run.worker.variables.values.objects import OpaqueError
 from deadpool_run.worker.variables.values.tensors import SAMPLES, is_array, sample_of_array
 
 _CONTAINERS = (list, tuple, dict, set, frozenset, deque)
@@ -29,12 +30,22 @@ MADE_LATER = (
     "it was made after the loop had begun, and no snapshot holds functions, groups, data loaders, or modules that are large or have "
     "one of these"
 )
+MOVED = "it shares memory with a protected tensor, and did not when the loop began"
+OVERLAPS = "it shares memory with another variable, and no variable has all of that memory"
 
 
 def advice(why: str) -> str:
     """Return what a user can do about a variable that is not kept for this reason."""
     if why == MADE_LATER:
         return "Make all of them before job.steps(), and choose between them in the loop."
+    if why == MOVED:
+        return (
+            "Make tensors that share memory with parameters before job.steps(), or assign a copy (clone()) in the loop."
+        )
+    if why == OVERLAPS:
+        return (
+            "Assign the tensor that has all of the memory to a variable, too, or assign copies (clone()) of its parts."
+        )
     return (
         "If the weights depend on it, call job.protect() with an object that has it (state_dict() and load_state_dict()). If they do "
         "not, assign it in each step before it is read, or call deadpool_run.init(verify=False)."
@@ -102,6 +113,8 @@ class Unkept:
 
     def undo(self, value: Any) -> bool:
         """Remove what was appended to a list since then. Return whether the value is as it was."""
+        if self.why == OVERLAPS:  # the other variable gets memory of its own
+            return False
         value = unbound(value)
         has_grown = type(value) is list and id(value) == self._id and 0 < self._size < len(value)
         if has_grown and _is_same_last(self._last, _mark(value[self._size - 1])):
@@ -159,6 +172,14 @@ class _LostGraph(torch.autograd.Function):
         )
 
 
+def has_graph(value: Tensor) -> bool:
+    """Return whether a tensor has a graph. Raises `OpaqueError` if that is not known."""
+    try:
+        return value.grad_fn is not None
+    except RuntimeError as error:  # a view of memory that was written to since, as in FSDP1
+        raise OpaqueError from error
+
+
 def with_lost_graph(value: Tensor, refuse: Callable[[str], NoReturn]) -> Tensor:
     """Return a tensor with this value. A backward through it calls `refuse`."""
     with torch.enable_grad():
@@ -186,8 +207,8 @@ def why_lost(value: LostValue) -> str:
 
 
 def kept_back(value: LostValue) -> Any:
-    """Return the value that a lost one stands for, if this process still has it; None otherwise."""
-    return value._lost_instead_of  # noqa: SLF001 - as above
+    """Return the value that a lost one stands for, if this process still has it, with the memory that it shared; else None."""
+    return None if why_lost(value) == OVERLAPS else value._lost_instead_of  # noqa: SLF001 - as above
 
 
 def _refuse(value: LostValue, *_: Any) -> NoReturn:

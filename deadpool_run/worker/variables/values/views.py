@@ -1,35 +1,63 @@
-"""Tensors and arrays that share memory: which they are, and views of the same memory in another process."""
+"""Tensors and arrays that share memory: which they are, and views of the same memory in another process.
+
+An array may share memory with a tensor: `torch.from_numpy()` and `Tensor.numpy()` make such pairs.
+"""
 
 import sys
+from mmap import mmap
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from deadpool_run.worker.codec import dtype_of, name_of_dtype
+from deadpool_run.worker.variables.values.layouts import has_gaps
 from deadpool_run.worker.variables.values.tensors import is_dense, is_freed, is_numeric_array
 
 Memory = tuple[type, int]
 """A kind of values, and an address."""
+_SMALL_BYTES = 16 << 10
+_MOST_COMPARED = 1 << 22
+"""Elements between the first and the last of two views. Those of larger ones may overlap."""
+_MOST_WORK = 1 << 12
 
 
 def memory_of(value: Any) -> Memory | None:
     """Return the memory that a tensor and all views of it share, or an array and its views; None if that is not known.
 
-    A tensor and an array at one address count as apart: they measure their layouts in other units.
+    The kind is that of the value that has the memory. An array over a tensor's memory counts as a view of that tensor.
     """
     if isinstance(value, Tensor):
         is_known = is_dense(value) and not is_freed(value)
         return (Tensor, value.untyped_storage().data_ptr()) if is_known else None
     root = _root(value)
+    if not is_numeric_array(root):
+        return None
+    if (under := tensor_under(value)) is not None:
+        return memory_of(under) if under.device.type == "cpu" else None
     return (object, _address(root)) if _is_whole(root) else None
 
 
+def memories_of(value: Any) -> list[Memory]:
+    """Return `memory_of` a value, and the same memory as that of a value of the other kind."""
+    memory = memory_of(value)
+    if memory is None or (isinstance(value, Tensor) and value.device.type != "cpu"):
+        return [] if memory is None else [memory]
+    kind, address = memory
+    return [memory, (object if kind is Tensor else Tensor, address)]
+
+
+def tensor_under(array: Any) -> Tensor | None:
+    """Return the tensor whose memory an array shares, if `Tensor.numpy()` has made the array or its base."""
+    found = _root(array).base
+    return found if isinstance(found, Tensor) else None
+
+
 def has_whole_memory(value: Any) -> bool:
-    """Return whether a tensor or an array, whose memory is known, has all of it, in order."""
+    """Return whether a tensor or an array, whose memory is known, has all of it."""
     if isinstance(value, Tensor):
-        return value.is_contiguous() and value.nbytes == value.untyped_storage().nbytes()
-    return value.base is None
+        return value.nbytes == value.untyped_storage().nbytes() and not has_gaps(value)
+    return _has_own_memory(value)
 
 
 def may_be_view(value: Any) -> bool:
@@ -37,7 +65,41 @@ def may_be_view(value: Any) -> bool:
     if isinstance(value, Tensor):
         is_plain = type(value) is Tensor and not value.requires_grad and not (value.is_conj() or value.is_neg())
         return is_plain and value.numel() > 0
-    return value.base is not None and value.size > 0 and type(value).__name__ == "ndarray"
+    return value.size > 0 and type(value).__name__ == "ndarray"
+
+
+def base_of(value: Any) -> Any:
+    """Return the tensor or array that has all memory of a view; None if there is none, or if it is much larger."""
+    tensor = value if isinstance(value, Tensor) else tensor_under(value)
+    if tensor is None:
+        base = None if value.base is None else _root(value)
+    else:
+        base = tensor._base  # noqa: SLF001 - torch has no public name for it
+        base = tensor if base is None and tensor is not value else base
+    if base is None or not may_be_view(base) or memory_of(base) != memory_of(value) or not has_whole_memory(base):
+        return None
+    return base if base.nbytes <= max(2 * value.nbytes, _SMALL_BYTES) else None
+
+
+def do_overlap(one: Any, other: Any) -> bool:
+    """Return whether two tensors or two arrays that share memory have elements in common."""
+    if not (isinstance(one, Tensor) or isinstance(other, Tensor)):
+        try:
+            return bool(sys.modules["numpy"].shares_memory(one, other, max_work=_MOST_WORK))
+        except RuntimeError:  # it needs more work
+            return True
+    if not (isinstance(one, Tensor) and isinstance(other, Tensor)):
+        return True
+    (first, last), (other_first, other_last) = _reach(one), _reach(other)
+    if last <= other_first or other_last <= first:
+        return False
+    start = min(first, other_first) // one.element_size()
+    count = max(last, other_last) // one.element_size() - start
+    if one.dtype != other.dtype or count > _MOST_COMPARED:
+        return True
+    marks = torch.zeros(count, dtype=torch.bool)
+    marks.as_strided(one.shape, one.stride(), one.storage_offset() - start).fill_(True)
+    return bool(marks.as_strided(other.shape, other.stride(), other.storage_offset() - start).any())
 
 
 def layout_of(value: Any) -> list[Any]:
@@ -49,17 +111,34 @@ def layout_of(value: Any) -> list[Any]:
             list(value.stride()),
             value.storage_offset(),
         ]
-    offset = _address(value) - _address(_root(value))
+    under = tensor_under(value)
+    start = _address(_root(value)) if under is None else under.untyped_storage().data_ptr()
+    offset = _address(value) - start
     return [name_of_dtype(value.dtype), list(value.shape), list(value.strides), offset]
 
 
 def view_of(base: Any, dtype: str, shape: list[int], steps: list[int], offset: int) -> Any:
-    """Return a view with this layout of the memory of `base`."""
-    if isinstance(base, Tensor):
-        whole = torch.empty(0, dtype=getattr(torch, dtype), device=base.device)
-        return whole.set_(base.untyped_storage(), offset, shape, steps)
-    numpy = sys.modules["numpy"]
-    return numpy.ndarray(shape, dtype_of(dtype), _root(base), offset, steps)
+    """Return a view with this layout of the memory of `base`: an array if `dtype` is the name of an array's, else a tensor."""
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and not hasattr(torch, dtype):
+        memory = _bytes_of(base).numpy() if isinstance(base, Tensor) else _root(base)
+        return numpy.ndarray(shape, dtype_of(dtype), memory, offset, steps)
+    if not isinstance(base, Tensor):
+        base = torch.from_numpy(_root(base).reshape(-1).view("u1"))
+    whole = torch.empty(0, dtype=getattr(torch, dtype), device=base.device)
+    return whole.set_(base.untyped_storage(), offset, shape, steps)
+
+
+def _bytes_of(tensor: Tensor) -> Tensor:
+    whole = torch.empty(0, dtype=torch.uint8)
+    return whole.set_(tensor.untyped_storage())
+
+
+def _reach(tensor: Tensor) -> tuple[int, int]:
+    """Return where a tensor begins and ends in its memory."""
+    first, size = int(tensor.storage_offset()), tensor.element_size()
+    steps = zip(tensor.stride(), tensor.shape, strict=True)
+    return first * size, (first + 1 + sum(step * (count - 1) for step, count in steps)) * size
 
 
 def _address(array: Any) -> int:
@@ -74,4 +153,8 @@ def _root(array: Any) -> Any:
 
 
 def _is_whole(array: Any) -> bool:
-    return is_numeric_array(array) and array.ndim > 0 and array.base is None and bool(array.flags.c_contiguous)
+    return is_numeric_array(array) and array.ndim > 0 and _has_own_memory(array) and bool(array.flags.c_contiguous)
+
+
+def _has_own_memory(array: Any) -> bool:
+    return array.base is None or isinstance(array.base, mmap)

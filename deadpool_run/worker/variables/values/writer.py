@@ -33,6 +33,7 @@ from deadpool_run.worker.variables.values.own_objects import (
     may_be_made,
 )
 from deadpool_run.worker.variables.values.plain import LOCKS, are_numbers, factory_of, fits, text_node
+from deadpool_run.worker.variables.values.sharing import Sharing
 from deadpool_run.worker.variables.values.tensors import (
     MOST_BYTES,
     TensorCopies,
@@ -43,8 +44,8 @@ from deadpool_run.worker.variables.values.tensors import (
     is_freed,
     is_numeric_array,
 )
-from deadpool_run.worker.variables.values.unkept import MADE_LATER, LostValue, why_lost
-from deadpool_run.worker.variables.values.views import Memory, has_whole_memory, layout_of, may_be_view, memory_of
+from deadpool_run.worker.variables.values.unkept import MADE_LATER, MOVED, LostValue, has_graph, why_lost
+from deadpool_run.worker.variables.values.views import layout_of
 
 _PLAIN = frozenset({type(None), bool, float, str, bytes})
 DICTS = {each.__name__: each for each in (dict, OrderedDict, Counter, defaultdict)}
@@ -99,8 +100,7 @@ class ValueWriter:
         self._made: dict[int, tuple[int, Any]] = {}
         """The objects that were made after the loop began, each with its number."""
         self._numbers = itertools.count()
-        self._memory: dict[Memory, int] = {}
-        """The numbers of such tensors and arrays by their memory, if they have all of it."""
+        self._sharing = Sharing(self._made, self._copies)
         self.holes = 0
         """How many objects were written by name only, because their content cannot be kept."""
         self._values = 0
@@ -194,8 +194,8 @@ class ValueWriter:
         number = next(self._numbers)
         self._made[id(value)] = number, value
         content = self._content(kind, value)
-        if is_data(value) and (memory := memory_of(value)) and has_whole_memory(value):
-            self._memory[memory] = number
+        if is_data(value):
+            self._sharing.note(value)
         return ["new", number, content]
 
     def _hole(self, value: Any) -> list[Any]:
@@ -243,12 +243,12 @@ class ValueWriter:
 
     def _view(self, objects: Objects, value: Any) -> Any:
         """Return the node of a tensor or array that shares the memory of another, whose content is kept; None for any other."""
-        if not may_be_view(value) or (memory := memory_of(value)) is None:
+        self._sharing.check(value)
+        if (owner := self._sharing.owner_of(objects, value)) is not None:
+            return ["view", *owner, *layout_of(value)]
+        if self._noting or objects.name_of(value) is not None or (base := self._sharing.base_of_new(value)) is None:
             return None
-        number, name = self._memory.get(memory), objects.base_of(value, memory)
-        if name is None and number is None:
-            return None
-        return ["view", *(("same", number) if name is None else ("is", name)), *layout_of(value)]
+        return ["base", self._write(base), *layout_of(value)]
 
     def _count_bytes(self, nbytes: int) -> None:
         self._bytes += nbytes
@@ -260,6 +260,8 @@ class ValueWriter:
             raise OpaqueError
         if self._state is not None and (name := self._state.name_of(value)) is not None:
             return ["state", name]
+        if self._state is not None and self._state.has_memory_of(value):
+            raise UnkeptDataError(MOVED)
         if type(value) not in (Tensor, nn.Parameter) or not is_dense(value):
             raise UnkeptDataError(f"it is a {type(value).__name__} of layout {value.layout} on {value.device}")
         if is_freed(value):
@@ -271,7 +273,7 @@ class ValueWriter:
         else:
             node = ["large", str(value.device), _with_room(self._copies.of_tensor(value))]
         node += layout_of_tensor(value)
-        if _has_graph(value):
+        if has_graph(value):
             return ["graph", node]
         if value.requires_grad or type(value) is nn.Parameter:
             tag = "leaf" if type(value) is Tensor else "parameter"
@@ -406,13 +408,6 @@ class ValueWriter:
 def encoded(node: Any, number: Callable[[TensorCopy], int] = id) -> bytes:
     """Return a node as MessagePack, with numbers for the copies of large tensors. Equal for values that are equal bit for bit."""
     return msgspec.msgpack.encode(node, enc_hook=number)
-
-
-def _has_graph(value: Tensor) -> bool:
-    try:
-        return value.grad_fn is not None
-    except RuntimeError as error:  # a view of memory that was written to since, as in FSDP1
-        raise OpaqueError from error
 
 
 def _with_room(copy: TensorCopy | None) -> TensorCopy:

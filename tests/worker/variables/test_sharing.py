@@ -1,0 +1,166 @@
+"""Tensors and arrays that begin to share memory in the loop share it after a restore, or their use is refused."""
+
+import numpy as np
+import pytest
+import torch
+
+from deadpool_run.errors import RefusedError
+from deadpool_run.vault.segments import SlotRole
+from deadpool_run.worker.state.optimizers import Tracked
+from deadpool_run.worker.state.state_tensors import StateTensors
+from deadpool_run.worker.variables.values.unkept import MOVED, OVERLAPS, LostValue
+from deadpool_run.worker.variables.variables import Variables
+
+LARGE = 100_000
+
+
+class Box(list):
+    """A list that snapshots do not keep, because its class has slots."""
+
+    __slots__ = ()
+
+
+def slices(size):
+    whole = torch.arange(float(size))
+    return whole[1 : size - 1], whole[size // 2 :]
+
+
+def slices_of_an_array(size):
+    whole = np.arange(float(size))
+    return whole[1 : size - 1], whole[size // 2 :]
+
+
+def transposed(size):
+    whole = torch.arange(float(2 * size)).reshape(2, size).detach()
+    return whole.t(), whole.t().t()
+
+
+def tensor_over_array(size):
+    array = np.arange(float(size))
+    return array, torch.from_numpy(array)
+
+
+def array_over_tensor(size):
+    tensor = torch.arange(float(size))
+    return tensor.numpy(), tensor
+
+
+def swapped(make):
+    return lambda size: make(size)[::-1]
+
+
+PAIRS = [slices, slices_of_an_array, transposed, tensor_over_array, array_over_tensor]
+
+
+@pytest.mark.parametrize("make", [*PAIRS, *map(swapped, PAIRS)])
+@pytest.mark.parametrize("size", [10, LARGE])
+def test_views_that_were_made_in_the_loop_share_memory_after_a_restore(make, size):
+    def loop(taken, *, steps):
+        one, other, variables = None, None, Variables()
+        variables.begin()
+        if steps:
+            one, other = make(size)
+        taken.append(variables.take())
+        variables.put(taken[0])
+        before = [each.tolist() for each in (one, other)]
+        one[...] = -1
+        return *before, one.tolist(), other.tolist()
+
+    taken = Box()
+    first = loop(taken, steps=1)
+    assert first[1] != first[3]
+    assert loop(taken, steps=0) == first
+
+
+def small_parts(whole, *, overlap):
+    return whole[:10], whole[9 if overlap else 10 : 30]
+
+
+def small_columns(whole, *, overlap):
+    rows = whole[:1000].view(10, 100)
+    return rows[:, :10], rows[:, 9 if overlap else 10 : 20]
+
+
+@pytest.mark.parametrize("make", [small_parts, small_columns])
+@pytest.mark.parametrize("whole", [torch.zeros, np.zeros])
+def test_small_parts_of_large_memory_may_not_overlap(make, whole):
+    if (make, whole) == (small_columns, np.zeros):
+        make = small_parts
+
+    def loop(taken, *, steps, overlap):
+        one, other, variables = None, None, Variables()
+        variables.begin()
+        if steps:
+            one, other = make(whole(LARGE), overlap=overlap)
+        taken.append(variables.take())
+        variables.put(taken[0])
+        return one, other
+
+    for overlap in (False, True):
+        taken = Box()
+        loop(taken, steps=1, overlap=overlap)
+        one, other = loop(taken, steps=0, overlap=overlap)
+        assert (len(one), type(other) is LostValue) == (10, overlap)
+    with pytest.raises(RefusedError, match=OVERLAPS):
+        other + 1
+
+
+def test_a_survivor_and_the_trial_lose_an_overlapping_part():
+    for trying in (False, True):
+        one, other, variables = None, None, Variables()
+        variables.begin()
+        one, other = small_parts(torch.zeros(LARGE), overlap=True)
+        taken = variables.take()
+        variables.trying = trying
+        variables.put(taken)
+        variables.put_back()
+        assert (len(one), type(other)) == (10, LostValue)
+
+
+def moved(weight, *, by_array=False):
+    flat = torch.zeros(6)
+    weight.data = flat[2:].view(2, 2)
+    return flat.numpy() if by_array else flat
+
+
+@pytest.mark.parametrize(
+    "make", [moved, lambda weight: moved(weight, by_array=True), lambda weight: weight.detach().numpy()]
+)
+def test_memory_that_is_shared_with_a_parameter_in_the_loop_is_refused(make):
+    """As of `vector_to_parameters()`: after a restore, writes to the vector would no longer change the parameters."""
+
+    def loop(taken, *, steps):
+        weight, flat, variables = torch.nn.Parameter(torch.ones(2, 2)), None, Variables()
+        variables.begin(parts=[("weight", weight)], others=[weight])
+        if steps:
+            flat = make(weight)
+        taken.append(variables.take())
+        if steps:
+            flat += 1
+            variables.take()
+            assert any(MOVED in why for why in variables.too_large.values())
+        variables.put(taken[0])
+        return flat
+
+    taken = Box()
+    loop(taken, steps=1)
+    lost = loop(taken, steps=0)
+    with pytest.raises(RefusedError, match=r"flat is carried(?s:.*)Make tensors that share"):
+        lost + 1
+
+
+def test_memory_that_is_shared_with_an_optimizers_state_in_the_loop_is_refused():
+    def loop(taken, *, steps):
+        moment, flat = torch.zeros(4), None
+        variables = Variables(StateTensors(lambda: [Tracked("moment", SlotRole.OPTIMIZER, moment)]))
+        variables.begin()
+        if steps:
+            flat = torch.zeros(6)
+            moment = flat[2:]
+        taken.append(variables.take())
+        variables.put(taken[0])
+        return flat
+
+    taken = Box()
+    loop(taken, steps=1)
+    assert type(loop(taken, steps=0)) is LostValue
