@@ -65,7 +65,7 @@ def may_be_view(value: Any) -> bool:
     if isinstance(value, Tensor):
         is_plain = type(value) is Tensor and not value.requires_grad and not (value.is_conj() or value.is_neg())
         return is_plain and value.numel() > 0
-    return value.size > 0 and type(value).__name__ == "ndarray"
+    return value.size > 0 and type(value).__name__ in ("ndarray", "memmap")
 
 
 def base_of(value: Any) -> Any:

@@ -16,12 +16,11 @@ import msgspec
 import torch
 from torch import Tensor, nn
 
-from deadpool_run.worker.codec import name_of_dtype, raw_bytes
 from deadpool_run.worker.state import generators
 from deadpool_run.worker.state.numbered import WeaklyNumbered
 from deadpool_run.worker.state.state_tensors import StateTensors
 from deadpool_run.worker.variables.values import functions, iterators, library_values
-from deadpool_run.worker.variables.values.layouts import layout_of_array, layout_of_tensor
+from deadpool_run.worker.variables.values.data_writer import DataWriter
 from deadpool_run.worker.variables.values.objects import USED, MadeLaterError, Objects, OpaqueError, UnkeptDataError
 from deadpool_run.worker.variables.values.own_objects import (
     attributes_of_container,
@@ -40,11 +39,8 @@ from deadpool_run.worker.variables.values.tensors import (
     TensorCopy,
     is_array,
     is_data,
-    is_dense,
-    is_freed,
-    is_numeric_array,
 )
-from deadpool_run.worker.variables.values.unkept import MADE_LATER, MOVED, LostValue, has_graph, why_lost
+from deadpool_run.worker.variables.values.unkept import MADE_LATER, LostValue, why_lost
 from deadpool_run.worker.variables.values.views import layout_of
 
 _PLAIN = frozenset({type(None), bool, float, str, bytes})
@@ -57,8 +53,6 @@ MOST_VALUES = 4096
 MOST_NUMBERS = 1 << 17
 """The limit on the numbers of a container that has only numbers."""
 _TOO_MANY = f"it has more than {MOST_VALUES} values (or {MOST_NUMBERS}, if all are numbers)"
-_INLINE_BYTES = 16 << 10
-"""Larger tensors and arrays have a copy of their own, which later snapshots use until they change."""
 _DEEPEST = 60
 _TOO_DEEP = f"it has values that are nested more than {_DEEPEST} deep"
 _CODE = (*functions.CODE, MethodType, partial)
@@ -91,26 +85,25 @@ class ValueWriter:
         self._named = named or Objects()
         self._references = references or Objects()
         self._own = own
-        self._copies = copies or TensorCopies()
-        self._state = state
+        copies = copies or TensorCopies()
+        self._data = DataWriter(copies, state, most_bytes)
         self._noting = noting
         self._modules = modules
         self._in_module = False
-        self._most_bytes = most_bytes
         self._made: dict[int, tuple[int, Any]] = {}
         """The objects that were made after the loop began, each with its number."""
         self._numbers = itertools.count()
-        self._sharing = Sharing(self._made, self._copies)
+        self._sharing = Sharing(self._made, copies)
         self.holes = 0
         """How many objects were written by name only, because their content cannot be kept."""
         self._values = 0
-        self._bytes = 0
         self._within: set[int] = set()
         self._in_iterator = False
 
     def write(self, value: Any) -> Any:
         """Return the node of a value. Raises `OpaqueError`."""
-        self._values = self._bytes = 0
+        self._values = 0
+        self._data.begin()
         self._within.clear()
         before = len(self._made)
         try:
@@ -130,7 +123,7 @@ class ValueWriter:
         if self._values > MOST_VALUES:
             raise UnkeptDataError(_TOO_MANY)
         if kind is str or kind is bytes:
-            self._count_bytes(len(value))
+            self._data.count(len(value))
             return value if kind is bytes or value.isascii() else text_node(value)
         if kind in _PLAIN:
             return value
@@ -234,9 +227,11 @@ class ValueWriter:
         if is_data(value) and self._objects is not None and (view := self._view(self._objects, value)) is not None:
             return view
         if issubclass(kind, Tensor):  # false for a weak proxy
-            return self._tensor(value)
+            return self._data.tensor(value)
         if is_array(value):
-            return self._array(value)
+            if value.dtype.hasobject and kind.__name__ == "ndarray" and not value.dtype.fields:
+                return ["objects", list(value.shape), self._all(value.reshape(-1).tolist())]
+            return self._data.array(value)
         if isinstance(value, LostValue):
             raise UnkeptDataError(why_lost(value))
         return self._nested(kind, value)
@@ -249,53 +244,6 @@ class ValueWriter:
         if self._noting or objects.name_of(value) is not None or (base := self._sharing.base_of_new(value)) is None:
             return None
         return ["base", self._write(base), *layout_of(value)]
-
-    def _count_bytes(self, nbytes: int) -> None:
-        self._bytes += nbytes
-        if self._bytes > self._most_bytes:
-            raise UnkeptDataError(f"it is larger than {self._most_bytes >> 20} MiB")
-
-    def _tensor(self, value: Tensor) -> Any:
-        if value.is_meta or self._copies.is_other(value):
-            raise OpaqueError
-        if self._state is not None and (name := self._state.name_of(value)) is not None:
-            return ["state", name]
-        if self._state is not None and self._state.has_memory_of(value):
-            raise UnkeptDataError(MOVED)
-        if type(value) not in (Tensor, nn.Parameter) or not is_dense(value):
-            raise UnkeptDataError(f"it is a {type(value).__name__} of layout {value.layout} on {value.device}")
-        if is_freed(value):
-            raise OpaqueError
-        self._count_bytes(value.nbytes)
-        if value.device.type == "cpu" and value.nbytes <= _INLINE_BYTES:
-            plain = value.detach().resolve_conj().resolve_neg()
-            node: Any = ["tensor", str(value.dtype).removeprefix("torch."), list(value.shape), raw_bytes(plain)]
-        else:
-            node = ["large", str(value.device), _with_room(self._copies.of_tensor(value))]
-        node += layout_of_tensor(value)
-        if has_graph(value):
-            return ["graph", node]
-        if value.requires_grad or type(value) is nn.Parameter:
-            tag = "leaf" if type(value) is Tensor else "parameter"
-            gradient = None if value.grad is None else self._tensor(value.grad)
-            return [tag, node, gradient, value.requires_grad]
-        return node
-
-    def _array(self, value: Any) -> Any:
-        if value.dtype.hasobject and type(value).__name__ == "ndarray" and not value.dtype.fields:
-            return ["objects", list(value.shape), self._all(value.reshape(-1).tolist())]
-        if not is_numeric_array(value):
-            raise UnkeptDataError(
-                f"it is an array of class {type(value).__name__} with elements of class {value.dtype}"
-            )
-        kind, shape = name_of_dtype(value.dtype), list(value.shape) if value.ndim else None
-        if value.nbytes <= _INLINE_BYTES:
-            self._count_bytes(value.nbytes)
-            return ["array", kind, shape, value.tobytes(), *layout_of_array(value)]
-        if not value.flags.writeable or (type(value).__name__ != "ndarray" and value.nbytes > self._most_bytes):
-            raise OpaqueError  # a file in memory, say
-        self._count_bytes(value.nbytes)
-        return ["large array", kind, shape, _with_room(self._copies.of_array(value)), *layout_of_array(value)]
 
     def _nested(self, kind: type, value: Any) -> Any:
         if id(value) in self._within:
@@ -408,9 +356,3 @@ class ValueWriter:
 def encoded(node: Any, number: Callable[[TensorCopy], int] = id) -> bytes:
     """Return a node as MessagePack, with numbers for the copies of large tensors. Equal for values that are equal bit for bit."""
     return msgspec.msgpack.encode(node, enc_hook=number)
-
-
-def _with_room(copy: TensorCopy | None) -> TensorCopy:
-    if copy is None:
-        raise UnkeptDataError("all large variables together are larger than 256 MiB")
-    return copy
