@@ -14,6 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
+from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary
 
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -51,8 +52,8 @@ _REFERENCES = (
 _BESIDE = (logging.Logger, type(threading.Lock()), type(threading.RLock()))
 """Classes of what an object may have beside its values. In one of the standard library, the values may belong to them: a queue."""
 _DEEPEST = 3
-_ENVIRONMENT = type(os.environ)
-"""The launcher itself writes there."""
+_OTHER = (type(os.environ), WeakKeyDictionary, WeakValueDictionary, WeakSet)
+"""The launcher itself writes to the environment. The others are containers for `values`."""
 _NEW: Any = object.__new__
 _REDUCE: Any = object.__reduce_ex__
 _MACHINERY = ("torch._", "torch.distributed._", "torch.distributed.fsdp", "torch.distributed.tensor")
@@ -78,7 +79,7 @@ def _is_plain(kind: type) -> bool:
         and kind.__new__ is _NEW
         and kind.__reduce_ex__ is _REDUCE
         and not kind.__module__.startswith((PACKAGE, *_MACHINERY))
-        and kind is not _ENVIRONMENT
+        and kind not in _OTHER
     )
 
 

@@ -2,6 +2,7 @@
 
 import itertools
 import random
+import weakref
 
 import numpy as np
 import pytest
@@ -77,6 +78,21 @@ def frozen_teacher():
         return teacher.used, teacher[1].scale
 
     return (bump,)
+
+
+def weakly_by_module():
+    """What hooks note of modules, and objects that are found by number and not kept alive."""
+    model = nn.Sequential(nn.Linear(1, 1), nn.ReLU())
+    norms, by_number, seen = weakref.WeakKeyDictionary(), weakref.WeakValueDictionary({0: model}), weakref.WeakSet()
+
+    def bump():
+        norms[model[0]] = norms.get(model[0], 0) + 1
+        norms[model[1]] = norms.get(model[1], 0) + norms[model[0]]
+        by_number[len(by_number)] = model[0]
+        seen.add(model[len(norms) - 1])
+        return [norms[each] for each in model if each in norms], sorted(by_number), len(seen)
+
+    return bump, model
 
 
 class Outer:
@@ -262,6 +278,7 @@ def order_of_a_set():
 PLACES = [
     wrapper,
     frozen_teacher,
+    weakly_by_module,
     nested_class,
     class_of_a_factory,
     class_of_a_protected_model,

@@ -273,7 +273,7 @@ class ValueReader:
         target = into if type(into) is kind else kind()
         if kind is defaultdict and target is not into:
             target = defaultdict(_factory(parts))
-        return _fill(target, OrderedDict if kind is OrderedDict else dict, self._items(parts))
+        return _fill(target, dict if issubclass(kind, dict) and kind is not OrderedDict else kind, self._items(parts))
 
     def _items(self, parts: list[Any]) -> dict[Any, Any]:
         return dict(zip(map(self.read, parts[0]), map(self.read, parts[1]), strict=True))

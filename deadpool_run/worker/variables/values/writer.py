@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from types import MethodType
 from typing import Any
+from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary
 
 import msgspec
 import torch
@@ -44,8 +45,9 @@ from deadpool_run.worker.variables.values.unkept import MADE_LATER, LostValue, w
 from deadpool_run.worker.variables.values.views import layout_of
 
 _PLAIN = frozenset({type(None), bool, float, str, bytes})
-DICTS = {each.__name__: each for each in (dict, OrderedDict, Counter, defaultdict)}
-SEQUENCES = {each.__name__: each for each in (list, tuple, set, frozenset, deque)}
+_WEAK = (WeakKeyDictionary, WeakValueDictionary)
+DICTS: dict[str, Any] = {each.__name__: each for each in (dict, OrderedDict, Counter, defaultdict, *_WEAK)}
+SEQUENCES: dict[str, Any] = {each.__name__: each for each in (list, tuple, set, frozenset, deque, WeakSet)}
 _LEAST_ID = 1 << 16
 """Python has no object at a lower address."""
 MOST_VALUES = 4096
