@@ -86,16 +86,16 @@ class _Field:
         self._word = word
 
     def __get__(self, words: "RankEntry | StatusPage", owner: type["RankEntry | StatusPage"]) -> int:
-        return words._words[words._base + self._word]  # noqa: SLF001 - part of the class
+        return words._words[words._first_word + self._word]  # noqa: SLF001 - part of the class
 
     def __set__(self, words: "RankEntry | StatusPage", value: int) -> None:
-        words._words[words._base + self._word] = value  # noqa: SLF001 - part of the class
+        words._words[words._first_word + self._word] = value  # noqa: SLF001 - part of the class
 
 
 class RankEntry:
     """The words of one rank. Every read or write is one load or store; nothing blocks."""
 
-    __slots__ = ("_base", "_words")
+    __slots__ = ("_first_word", "_words")
 
     worker = _Field(0)  # the worker that holds the rank
     epoch = _Field(1)  # the epoch that its communicators are attached to
@@ -114,14 +114,14 @@ class RankEntry:
 
     def __init__(self, words: memoryview, rank: int) -> None:
         self._words = words
-        self._base = _HEADER_WORDS + rank * WORDS
+        self._first_word = _HEADER_WORDS + rank * WORDS
 
     def clear(self, *, keep_slots: bool) -> None:
         """Reset the entry for a new owner; with `keep_slots`, keep the snapshots, their memory and the mark."""
         slots, taken, marked = self.slots, self.taken, (self.marked_step, self.mark)
         for word in range(WORDS):
-            self._words[self._base + word] = 0
-        self._words[self._base + _SKIPPED] = EMPTY
+            self._words[self._first_word + word] = 0
+        self._words[self._first_word + _SKIPPED] = EMPTY
         for slot in (0, 1):
             self.set_slot(slot, slots[slot] if keep_slots else EMPTY)
         if keep_slots:
@@ -131,15 +131,15 @@ class RankEntry:
     @property
     def slots(self) -> tuple[int, int]:
         """The version that each slot holds complete, or `EMPTY` or `BUSY`."""
-        return self._words[self._base + _SLOT0], self._words[self._base + _SLOT0 + 1]
+        return self._words[self._first_word + _SLOT0], self._words[self._first_word + _SLOT0 + 1]
 
     def set_slot(self, slot: int, version: int) -> None:
         """Publish what a slot holds: `BUSY` before its first byte changes, the version after the last."""
-        self._words[self._base + _SLOT0 + slot] = version
+        self._words[self._first_word + _SLOT0 + slot] = version
 
     def words(self) -> tuple[int, ...]:
         """Return all words, for a mirror on another node's status page."""
-        return tuple(self._words[self._base : self._base + WORDS])
+        return tuple(self._words[self._first_word : self._first_word + WORDS])
 
     def mirror(self, words: Sequence[int]) -> None:
         """Mirror a rank entry of another node, except its use of memory there: no process here waits for that. Raises ValueError."""
@@ -147,7 +147,7 @@ class RankEntry:
             raise ValueError(f"a rank entry has {WORDS} words, not {len(words)}")
         for word, value in enumerate(words):
             is_local = word in (_COPYING, _TAKEN) or (word == _GROWING and value > 0)
-            self._words[self._base + word] = 0 if is_local else value
+            self._words[self._first_word + word] = 0 if is_local else value
 
     @property
     def held(self) -> tuple[Version, ...]:
@@ -158,7 +158,7 @@ class RankEntry:
 class StatusPage:
     """A view of a node's status page. `close` unmaps it; the caller keeps the descriptor."""
 
-    _base = 0
+    _first_word = 0
     device_library = _Field(0)  # a DeviceLibrary, as every rank of this node writes it in init()
     copies_growing = _Field(4)  # bytes that copies of other nodes' ranks are about to take
     copies_taken = _Field(5)  # bytes that such copies have

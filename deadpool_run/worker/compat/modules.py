@@ -30,6 +30,10 @@ writes_of: Callable[[Tensor], int] = attrgetter("_version")
 """Return how often a tensor has been written in place."""
 is_view: Callable[[Tensor], bool] = torch.Tensor._is_view  # noqa: SLF001
 """Return whether a tensor is a view of another one."""
+seen_through: Callable[[Tensor], Tensor | None] = attrgetter("_base")
+"""Return the tensor of which another one is a view; None for one that is no view."""
+negated: Callable[[Tensor], Tensor] = torch._neg_view  # noqa: SLF001
+"""Return a view of a tensor with the negative values, which are computed when they are used."""
 copy_all = torch._foreach_copy_
 """Copy a list of tensors into another one, in one call."""
 is_wrapper = is_traceable_wrapper_subclass

@@ -22,7 +22,7 @@ from deadpool_run.worker.variables.values.unkept import LostValue
 
 _PORTS = range(32768, 61000)
 """From these the kernel chooses ports."""
-_COUNT = 1_000_000
+COUNT = 1_000_000
 """Larger numbers may be times, or bytes of memory."""
 OTHER_SETUP = (
     "Set-up gave another result than the first time: it read a file that training has written, such as a checkpoint of the script's "
@@ -112,7 +112,7 @@ def counts_of(scopes: Iterable[tuple[str, Mapping[str, Any]]]) -> dict[str, int]
         shown_variable(scope, name): value
         for scope, variables in scopes
         for name, value in variables.items()
-        if type(value) is int and abs(value) < _COUNT
+        if type(value) is int and abs(value) < COUNT
     }
 
 
@@ -123,7 +123,7 @@ def facts_of(values: Iterable[tuple[str, str, First]]) -> dict[str, Any]:
     for scope, name, first in values:
         node = first.node
         if type(node) is int:
-            if abs(node) < _COUNT and node not in own and not scope.startswith(_PROTECTED):
+            if abs(node) < COUNT and node not in own and not scope.startswith(_PROTECTED):
                 found.setdefault(scope, {})[name] = node
         elif isinstance(node, list) and (data := digest_of(node)):
             found.setdefault(scope, {})[name] = data

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from deadpool_run.worker.compat.modules import negated
+
 _MOST_GAPS = 8
 """A layout whose gaps make it this many times as large as its elements is not kept."""
 _SMALL = 1024
@@ -49,7 +51,7 @@ def new_tensor(values: Tensor, steps: list[int] | None = None, lazy: int = 0) ->
         _without_repeats(found, steps).copy_(_without_repeats(values, steps))
     if lazy & _CONJUGATE:
         found = found.conj()
-    return torch._neg_view(found) if lazy & _NEGATIVE else found  # noqa: SLF001 - torch has no public name for it
+    return negated(found) if lazy & _NEGATIVE else found
 
 
 def new_array(values: Any, steps: list[int]) -> Any:

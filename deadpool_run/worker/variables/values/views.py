@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from deadpool_run.worker.codec import dtype_of, name_of_dtype
+from deadpool_run.worker.compat.modules import seen_through
 from deadpool_run.worker.variables.values.layouts import has_gaps
 from deadpool_run.worker.variables.values.tensors import is_dense, is_freed, is_numeric_array
 
@@ -74,7 +75,7 @@ def base_of(value: Any) -> Any:
     if tensor is None:
         base = None if value.base is None else _root(value)
     else:
-        base = tensor._base  # noqa: SLF001 - torch has no public name for it
+        base = seen_through(tensor)
         base = tensor if base is None and tensor is not value else base
     if base is None or not may_be_view(base) or memory_of(base) != memory_of(value) or not has_whole_memory(base):
         return None
