@@ -81,7 +81,7 @@ def frozen_teacher():
 
 
 def weakly_by_module():
-    """What hooks note of modules, and objects that are found by number and not kept alive."""
+    """Notes of hooks on modules, and objects that are found by number and not kept alive."""
     model = nn.Sequential(nn.Linear(1, 1), nn.ReLU())
     norms, by_number, seen = weakref.WeakKeyDictionary(), weakref.WeakValueDictionary({0: model}), weakref.WeakSet()
 
