@@ -54,6 +54,7 @@ class Mine(Participation):
         self.over = self._loop.create_future()
         self.leader = None
         self._credentials, self._place, self._here = CREDENTIALS, Place("me"), ME
+        self._callers = []
         self._follower, self._no_leader, self._preemption_notice, self._tasks = (
             None,
             NoLeader(),
