@@ -69,7 +69,6 @@ class Advertisement:
     def close(self, exit_code: int, reason: str, *, fenced: bool) -> None:
         """Complete the records; the last call."""
         self._tasks.cancel()
-        self._term = None
         if self._record is not None:
             self._record.end(exit_code, reason)
         if self._leader is not None:

@@ -16,7 +16,7 @@ def change(agent: Agent, now: float) -> tuple[NodeId, ...] | None:
 
     A new one has answered of late: it extends the leader's authority from the beginning. So has a majority of the present
     voters, which must agree: an addition that waits for one that has failed would hide from the leader that it has. One that
-    is gone is replaced in the same change: between two changes, as many voters as remain could lose one less.
+    is gone is replaced in the same change: if it were only left out at first, the job would meanwhile survive one loss less.
     """
     voters = agent.configuration.voters
     nodes = (agent.me, *agent.answered_at)

@@ -65,12 +65,16 @@ def local(tensor: Tensor) -> Tensor:
     return tensor._local_tensor if isinstance(tensor, DTensor) else tensor  # noqa: SLF001
 
 
+def is_dense(tensor: Tensor) -> bool:
+    """Return whether a tensor is a plain one in the memory of a CPU or of a CUDA device."""
+    plain = type(tensor) in (Tensor, nn.Parameter) and tensor.device.type in ("cpu", "cuda")
+    return plain and tensor.layout is torch.strided and not tensor.is_quantized
+
+
 def address_of(tensor: Tensor | None) -> int:
-    """Return where the memory of a tensor begins; 0 if there is none, or if it is not the plain memory of a CPU or CUDA device."""
+    """Return where the memory of a tensor begins; 0 if there is none, or if the tensor is not dense."""
     own = None if tensor is None else local(tensor)
-    if own is None or type(own) not in (Tensor, nn.Parameter) or own.device.type not in ("cpu", "cuda"):
-        return 0
-    return own.untyped_storage().data_ptr() if own.layout is torch.strided else 0
+    return own.untyped_storage().data_ptr() if own is not None and is_dense(own) else 0
 
 
 def inside_compiled(module: nn.Module) -> Any:

@@ -14,7 +14,6 @@ from collections import OrderedDict
 from collections.abc import Callable
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
-from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary
 
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -27,7 +26,7 @@ from deadpool_run.worker.state import generators
 from deadpool_run.worker.variables.modules import LEAVES
 from deadpool_run.worker.variables.values.library_values import is_immutable
 from deadpool_run.worker.variables.values.tensors import is_array_type, is_numeric_array
-from deadpool_run.worker.variables.values.writer import SEQUENCES
+from deadpool_run.worker.variables.values.writer import DICTS, SEQUENCES
 
 _SEQUENCES = frozenset(SEQUENCES.values())
 _DICTS = frozenset({dict, OrderedDict})
@@ -52,8 +51,8 @@ _REFERENCES = (
 _BESIDE = (logging.Logger, type(threading.Lock()), type(threading.RLock()))
 """Classes of what an object may have beside its values. In one of the standard library, the values may belong to them: a queue."""
 _DEEPEST = 3
-_OTHER = (type(os.environ), WeakKeyDictionary, WeakValueDictionary, WeakSet)
-"""The launcher itself writes to the environment. The others are containers for `values`."""
+_OTHER = frozenset({type(os.environ), *SEQUENCES.values(), *DICTS.values()})
+"""The launcher itself writes to the environment. The others are written as containers."""
 _NEW: Any = object.__new__
 _REDUCE: Any = object.__reduce_ex__
 _MACHINERY = ("torch._", "torch.distributed._", "torch.distributed.fsdp", "torch.distributed.tensor")

@@ -78,7 +78,7 @@ def test_a_leader_gives_up_a_node_that_is_silent_while_it_looks():
 
 
 def test_a_leader_that_is_late_again_and_again_gives_up_a_silent_node():
-    """A busy machine: each time that it looked late, it counted from anew."""
+    """On a busy machine: each late look began to count the silence again from zero."""
     agent, now, lost = leader("a", "b"), 100.0, []
     while not lost and now < 100.0 + 5 * T:
         agent, _ = step(agent, answers(agent, "a", sent_at=now), now=now)

@@ -1,4 +1,7 @@
-"""Run a script with Accelerate's test data of one seed: drawn anew, they fail a comparison by a rounding now and then, under torchrun too."""
+"""Run a script of Accelerate's tests with data of one seed.
+
+Without a seed, one comparison in a thousand fails because of a rounding, under torchrun too.
+"""
 
 import runpy
 import sys

@@ -453,7 +453,7 @@ def test_a_node_that_called_an_agent_which_was_not_elected_is_told_who_leads():
         made.until(lambda: candidate.member._callers, BOUND_S, "the call is accepted")
         leadership.agent = as_follower
         candidate.loop.inside(candidate.member.follow, leadership.leader, as_follower.term)
-        made.until(lambda: told, BOUND_S, "the caller is told")
+        made.until(lambda: told, BOUND_S, "the caller hears who leads")
         assert told[0].leader.node == leader.node
         assert calling.done()
         assert not candidate.member._callers

@@ -5,10 +5,11 @@ from typing import Any
 from torch import Tensor, nn
 
 from deadpool_run.worker.codec import name_of_dtype, raw_bytes
+from deadpool_run.worker.compat.modules import is_dense
 from deadpool_run.worker.state.state_tensors import StateTensors
 from deadpool_run.worker.variables.values.layouts import layout_of_array, layout_of_tensor
 from deadpool_run.worker.variables.values.objects import OpaqueError, UnkeptDataError
-from deadpool_run.worker.variables.values.tensors import TensorCopies, TensorCopy, is_dense, is_freed, is_numeric_array
+from deadpool_run.worker.variables.values.tensors import TensorCopies, TensorCopy, is_freed, is_numeric_array
 from deadpool_run.worker.variables.values.unkept import MOVED, has_graph
 
 _INLINE_BYTES = 16 << 10

@@ -16,8 +16,11 @@ from deadpool_run.worker.variables.values.tensors import is_data
 from deadpool_run.worker.variables.values.views import Memory, memory_of
 
 OF_LOADERS = (Dataset, DataLoader, Sampler)
-_MADE_BY_SCRIPT = (FunctionType, MethodType, partial, type, nn.Module, Optimizer)
-USED: tuple[Any, ...] = (*_MADE_BY_SCRIPT, ProcessGroup, DeviceMesh, *OF_LOADERS)
+USED: tuple[Any, ...] = (
+    *(FunctionType, MethodType, partial, type),
+    *(nn.Module, Optimizer, ProcessGroup, DeviceMesh),
+    *OF_LOADERS,
+)
 """Classes of objects on which results depend. Others, such as a progress bar, are a replacement's own."""
 
 

@@ -68,6 +68,7 @@ _CONTAINERS: tuple[Any, ...] = (OrderedDict, dict, deque, list, set)
 
 
 TABLES = frozenset({"_parameters", "_buffers", "_modules"})
+"""The attributes of a module with what is inside it, by name."""
 _OF_NEW_MODULES: dict[str, Any] = vars(nn.Module())
 
 

@@ -103,9 +103,9 @@ class ValueReader:
 
     def _view(self, tag: str, parts: list[Any]) -> Any:
         """Return a view of an object that is written elsewhere, or inside the node itself."""
-        return (
-            view_of(self.read(parts[0]), *parts[1:]) if tag == "base" else view_of(self._shared(*parts[:2]), *parts[2:])
-        )
+        if tag == "base":
+            return view_of(self.read(parts[0]), *parts[1:])
+        return view_of(self._shared(*parts[:2]), *parts[2:])
 
     def _code(self, tag: str, parts: list[Any]) -> Any:
         if tag == "partial":
@@ -234,8 +234,9 @@ class ValueReader:
         is_like = type(into) is kind and into.is_leaf and into.requires_grad == trained
         is_like = is_like and _is_alike(into, value, layout_of_tensor(value))
         found = into if is_like else Parameter(value, trained) if kind is Parameter else value.requires_grad_()
-        with torch.no_grad():
-            found.copy_(value)
+        if is_like:
+            with torch.no_grad():
+                found.copy_(value)
         found.grad = None if gradient is None else self.read(gradient).clone()
         return found
 

@@ -30,7 +30,6 @@ _COMPARED_IN_ALL = 64 << 20
 """Larger arrays, and tensors in main memory, are compared whole up to this limit: some milliseconds in each step."""
 SAMPLES = 1024
 """Elements of a large array that are compared."""
-_DEVICES = ("cpu", "cuda")
 _PLAIN = (Tensor, torch.nn.Parameter)
 _NUMERIC = "biufcSUmM"
 """Kinds of arrays: bools, numbers with and without a sign, with a fraction, complex, text, times."""
@@ -182,12 +181,6 @@ class TensorCopies:
 
     def _has_room(self, nbytes: int) -> bool:
         return self._nbytes + nbytes <= _MOST_IN_ALL
-
-
-def is_dense(tensor: Tensor) -> bool:
-    """Return whether a tensor is a plain one in the memory of a CPU or of a CUDA device."""
-    plain = type(tensor) in _PLAIN and tensor.device.type in _DEVICES
-    return plain and tensor.layout is torch.strided and not tensor.is_quantized
 
 
 def is_freed(tensor: Tensor) -> bool:

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from deadpool_run.worker.codec import dtype_of, name_of_dtype
-from deadpool_run.worker.compat.modules import seen_through
+from deadpool_run.worker.compat.modules import is_dense, seen_through
 from deadpool_run.worker.variables.values.layouts import has_gaps
-from deadpool_run.worker.variables.values.tensors import is_dense, is_freed, is_numeric_array
+from deadpool_run.worker.variables.values.tensors import is_freed, is_numeric_array
 
 Memory = tuple[type, int]
 """A kind of values, and an address."""
