@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from deadpool_run.ids import PACKAGE
 from deadpool_run.worker.state import generators
 from deadpool_run.worker.variables.modules import LEAVES
-from deadpool_run.worker.variables.values.library_values import is_immutable
+from deadpool_run.worker.variables.values.library_values import is_immutable, is_kept
 from deadpool_run.worker.variables.values.tensors import is_array_type, is_numeric_array
 from deadpool_run.worker.variables.values.writer import DICTS, SEQUENCES
 
@@ -53,7 +53,6 @@ _BESIDE = (logging.Logger, type(threading.Lock()), type(threading.RLock()))
 _DEEPEST = 3
 _OTHER = frozenset({type(os.environ), *SEQUENCES.values(), *DICTS.values()})
 """The launcher itself writes to the environment. The others are written as containers."""
-_NEW: Any = object.__new__
 _REDUCE: Any = object.__reduce_ex__
 _MACHINERY = ("torch._", "torch.distributed._", "torch.distributed.fsdp", "torch.distributed.tensor")
 """Packages of torch whose objects belong to a wrapped or compiled model. They are looked after with it."""
@@ -75,7 +74,6 @@ def _is_plain(kind: type) -> bool:
         type(kind) in (type, ABCMeta)
         and kind.__basicsize__ == _Plain.__basicsize__
         and kind.__dictoffset__ == _Plain.__dictoffset__  # one slot is as large as what a class without slots has
-        and kind.__new__ is _NEW
         and kind.__reduce_ex__ is _REDUCE
         and not kind.__module__.startswith((PACKAGE, *_MACHINERY))
         and kind not in _OTHER
@@ -92,7 +90,7 @@ class _Search:
     def is_value(self, value: Any, depth: int = 0, *, objects: bool = True) -> bool:
         """Return whether all of it is values and references. Without `objects`, objects of libraries count as neither."""
         kind = type(value)
-        if kind in LEAVES or kind is Tensor or is_immutable(value) or self._is_known(value):
+        if kind in LEAVES or kind is Tensor or is_immutable(value) or is_kept(value) or self._is_known(value):
             return True
         if is_numeric_array(value) or is_array_type(value) or generators.kind_of(value) != "":
             return True

@@ -3,12 +3,14 @@
 import array
 import collections
 import contextvars
+import ctypes
 import datetime as dt
 import decimal
 import enum
 import fractions
 import functools
 import itertools
+import multiprocessing
 import pathlib
 import random
 import sys
@@ -194,6 +196,45 @@ def library_values():
     return bump
 
 
+class Totals(ctypes.Structure):
+    _fields_ = (("count", ctypes.c_int), ("sums", ctypes.c_double * 2))
+
+
+ARENA = multiprocessing.RawValue("i")
+"""Keeps the memory of shared numbers open, which otherwise a test opens first."""
+
+
+class Masker:
+    """Counts its calls in all processes of a loader."""
+
+    def __init__(self):
+        self.calls = multiprocessing.Value("i", -1)
+
+    def call(self):
+        with self.calls.get_lock():
+            self.calls.value += 1
+        return self.calls.value
+
+
+def shared_numbers():
+    masker, progress, counts = Masker(), multiprocessing.Value("d", 0.0), multiprocessing.Array("i", 3)
+    raw, number, table = multiprocessing.RawArray("l", 2), ctypes.c_int(3), (ctypes.c_int * 2 * 2)()
+    totals = multiprocessing.Value(Totals)
+
+    def bump():
+        progress.value += 0.5
+        counts[1] += 2
+        raw[0] -= 1
+        number.value *= 3
+        table[1][0] += 1
+        totals.count += 1
+        totals.sums[1] += 2
+        shared = progress.value, list(counts), list(raw), totals.count, list(totals.sums)
+        return masker.call(), shared, number.value, table[1][0]
+
+    return bump
+
+
 def iterators():
     of_python = [
         *(itertools.count(1), itertools.cycle("abc"), iter(list(range(99))), iter(range(99)), enumerate("abcdefghij")),
@@ -350,7 +391,7 @@ def functions_of_modules():
 KINDS = [
     *(defaults, function_attribute, method_default, partial, containers, a_dict_with_a_model, standard_library),
     *(library_values, iterators, context, thread_local, cyclic, own_module, chosen_module),
-    *(references, functions_of_modules),
+    *(references, functions_of_modules, shared_numbers),
 ]
 
 

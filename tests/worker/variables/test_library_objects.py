@@ -101,6 +101,39 @@ def test_a_tree_of_settings_is_left_alone():
     assert run(Taken(), steps=3, where=as_variable, **settings)[0] == 4
 
 
+class Sorted:
+    """A container of lists that its class makes in `__new__`, as sortedcontainers does."""
+
+    def __new__(cls):
+        made = super().__new__(cls)
+        made.lists, made.most = [], []
+        return made
+
+    def __reduce__(self):
+        return Sorted, ()
+
+    def add(self, value):
+        self.lists.append([value])
+        self.most.append(value)
+
+
+Sorted.__module__ = "of.a.library"
+
+
+@pytest.mark.parametrize("rehearsed", [0, 3])
+def test_an_object_that_its_class_makes_in_a_way_of_its_own_comes_back(rehearsed):
+    taken = Taken()
+    for steps in (3, rehearsed):
+        variables, found = Variables(), Sorted()
+        variables.begin()
+        for step in range(steps):
+            found.add(step)
+        taken.append(variables.take())
+        found.add(9)
+        variables.put(taken[0])
+        assert (found.lists, found.most) == ([[0], [1], [2]], [0, 1, 2])
+
+
 class Environment:
     """A simulation with arrays and generators, as those of gymnasium, that refers weakly to a model."""
 

@@ -11,6 +11,9 @@ from typing import Any
 
 import torch
 
+from deadpool_run.worker.variables.values import shared_numbers
+from deadpool_run.worker.variables.values.objects import OpaqueError
+
 _MADE: dict[str, type] = {
     f"{kind.__module__}.{kind.__qualname__}": kind
     for kind in (
@@ -33,7 +36,7 @@ _MADE: dict[str, type] = {
 """Immutable classes. A call of the class with the arguments that `__reduce__` returns makes an equal value."""
 _NAMES = {kind: name for name, kind in _MADE.items()}
 
-TAGS = frozenset({"enum", "bytearray", "array of", "dtype", "made"})
+TAGS = frozenset({"enum", "bytearray", "array of", "dtype", "made", "shared numbers"})
 
 
 def is_immutable(value: Any) -> bool:
@@ -43,7 +46,7 @@ def is_immutable(value: Any) -> bool:
 
 def is_kept(value: Any) -> bool:
     """Return whether a value is one of these classes and can change."""
-    return type(value) in (bytearray, array)
+    return type(value) in (bytearray, array) or shared_numbers.memory_of(value) is not None
 
 
 def parts_of(value: Any) -> list[Any]:
@@ -55,11 +58,16 @@ def parts_of(value: Any) -> list[Any]:
         return ["enum", kind.__module__, kind.__qualname__, [value.value]]
     if kind is torch.dtype:
         return ["dtype", [str(value).removeprefix("torch.")]]
+    if (memory := shared_numbers.memory_of(value)) is not None:
+        return ["shared numbers", [bytes(memory)]]
     return ["bytearray", [bytes(value)]] if kind is bytearray else ["array of", [value.typecode, value.tobytes()]]
 
 
 def of_parts(tag: str, names: Sequence[str], parts: Sequence[Any], into: Any, class_of: Callable[..., Any]) -> Any:
-    """Return the value of these parts, written into `into` if possible. `class_of` returns a class by its module and name."""
+    """Return the value of these parts, written into `into` if possible. `class_of` returns a class by its module and name.
+
+    Raises `OpaqueError` for numbers that processes share, if this process has not made them.
+    """
     match tag:
         case "made":
             return _MADE[names[0]](*parts)
@@ -69,6 +77,10 @@ def of_parts(tag: str, names: Sequence[str], parts: Sequence[Any], into: Any, cl
             return getattr(torch, parts[0])
         case "bytearray":
             return _filled(into if type(into) is bytearray else bytearray(), parts[0])
+        case "shared numbers":
+            if not shared_numbers.fill(into, parts[0]):
+                raise OpaqueError
+            return into
     is_alike = type(into) is array and into.typecode == parts[0]
     return _filled(into if is_alike else array(parts[0]), array(*parts))
 

@@ -15,11 +15,13 @@ from torch.optim import Optimizer
 
 from deadpool_run.worker.codec import attributes_of
 from deadpool_run.worker.state import generators
+from deadpool_run.worker.variables.values.shared_numbers import C_DATA
 
 _WITH_OTHER_STATE = (
     nn.Module,
     Optimizer,
     Tensor,
+    C_DATA,
     BaseException,
     enum.Enum,
     type,
