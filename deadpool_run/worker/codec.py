@@ -36,6 +36,22 @@ def tensor_of(data: bytes, dtype: torch.dtype = torch.uint8) -> Tensor:
     return torch.frombuffer(bytearray(data), dtype=dtype) if data else torch.empty(0, dtype=dtype)
 
 
+def is_current(device: torch.device) -> bool:
+    """Return whether a device is the CUDA device that this process uses."""
+    indexed = device.type == "cuda" and device.index is not None
+    return indexed and torch.cuda.is_initialized() and device.index == torch.cuda.current_device()
+
+
+def name_of_device(device: torch.device) -> str:
+    """Return the name of a tensor's device: `cuda` for the one that this process uses. A replacement may use another one."""
+    return "cuda" if is_current(device) else str(device)
+
+
+def device_of(name: str) -> torch.device:
+    """Return the device that has this name, with its number."""
+    return torch.device("cuda", torch.cuda.current_device()) if name == "cuda" else torch.device(name)
+
+
 def has_state(obj: object) -> bool:
     """Return whether an object has `state_dict()` and `load_state_dict()`."""
     return callable(getattr(obj, "state_dict", None)) and callable(getattr(obj, "load_state_dict", None))
@@ -123,6 +139,8 @@ class TreeWriter:
             # The shape [-1] stands for a scalar, as opposed to a 0-dimensional array.
             shape = list(tree.shape) if isinstance(tree, numpy.ndarray) else [-1]
             return {_TAG: "array", "dtype": tree.dtype.str, "shape": shape, "at": self._blob(tree.tobytes())}
+        if kind is torch.device and is_current(tree):
+            return {_TAG: "device", "is": name_of_device(tree)}
         return {_TAG: "torch", "at": self._blob(_saved(tree, path))}
 
     def _blob(self, data: bytes) -> int:
@@ -169,6 +187,8 @@ class TreeReader:
                 return self._tensor(node["at"], like)
             case "array":
                 return array_of(node["dtype"], node["shape"], self._blob(node["at"]))
+            case "device":
+                return device_of(node["is"])
             case "torch":
                 return torch.load(io.BytesIO(self._blob(node["at"])), weights_only=True)
             case other:

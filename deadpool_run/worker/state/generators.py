@@ -5,9 +5,9 @@ from typing import Any
 
 import torch
 
-from deadpool_run.worker.codec import raw_bytes, tensor_of
+from deadpool_run.worker.codec import device_of, name_of_device, raw_bytes, tensor_of
 
-_SEEDS = "seeds"
+_SEEDS, _CUDA = "seeds", "cuda generator"
 
 
 def kind_of(value: Any) -> str:
@@ -23,8 +23,8 @@ def kind_inherited(value: Any) -> str:
 def _kind_of_class(kind: type, value: Any) -> str:
     if kind is random.Random:
         return "random"
-    if kind is torch.Generator and value.device.type == "cpu":
-        return "generator"
+    if kind is torch.Generator:
+        return {"cpu": "generator", "cuda": _CUDA}.get(value.device.type, "")
     match kind.__module__:
         case "numpy.random._generator" if hasattr(value, "bit_generator"):
             return "numpy"
@@ -42,6 +42,8 @@ def state_of(value: Any, kind: str = "") -> Any:
             return random.Random.getstate(value)
         case "generator":
             return raw_bytes(torch.Generator.get_state(value))
+        case "cuda generator":
+            return name_of_device(value.device), raw_bytes(torch.Generator.get_state(value))
         case "numpy":
             bits = value.bit_generator
             seeds: Any = getattr(bits, "seed_seq", None)  # its children are numbered
@@ -51,17 +53,20 @@ def state_of(value: Any, kind: str = "") -> Any:
     return value.get_state(legacy=False)
 
 
-KINDS = frozenset({"random", "generator", "numpy", "mtrand", _SEEDS})
+KINDS = frozenset({"random", "generator", _CUDA, "numpy", "mtrand", _SEEDS})
 
 
 def with_state(kind: str, state: Any, into: Any) -> Any:
     """Return a generator of this kind with this state: `into`, if it is of this kind."""
-    if kind_of(into) == kind and (kind != "numpy" or type(into.bit_generator).__name__ == state["bit_generator"]):
-        found = into
-    else:
-        found = _made(kind, state)
+    found = into if kind_of(into) == kind and _fits(kind, state, into) else _made(kind, state)
     set_state(found, state, kind)
     return found
+
+
+def _fits(kind: str, state: Any, into: Any) -> bool:
+    if kind == "numpy":
+        return bool(type(into.bit_generator).__name__ == state["bit_generator"])
+    return kind != _CUDA or into.device == device_of(state[0])
 
 
 def set_state(found: Any, state: Any, kind: str) -> None:
@@ -71,6 +76,8 @@ def set_state(found: Any, state: Any, kind: str) -> None:
             random.Random.setstate(found, state)
         case "generator":
             torch.Generator.set_state(found, tensor_of(state))
+        case "cuda generator":
+            torch.Generator.set_state(found, tensor_of(state[1]))
         case "numpy":
             found.bit_generator.state = {name: each for name, each in state.items() if name != _SEEDS}
             if _SEEDS in state and kind_of(found.bit_generator.seed_seq) == _SEEDS:
@@ -88,6 +95,8 @@ def _made(kind: str, state: Any) -> Any:
         return random.Random()  # noqa: S311 - the script's own
     if kind == "generator":
         return torch.Generator()
+    if kind == _CUDA:
+        return torch.Generator(device_of(state[0]))
     import numpy as np  # noqa: PLC0415 - as above
 
     if kind == "numpy":

@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from deadpool_run.worker.codec import name_of_dtype, raw_bytes
+from deadpool_run.worker.codec import name_of_device, name_of_dtype, raw_bytes
 from deadpool_run.worker.compat.modules import is_dense
 from deadpool_run.worker.state.state_tensors import StateTensors
 from deadpool_run.worker.variables.values.layouts import layout_of_array, layout_of_tensor
@@ -51,7 +51,7 @@ class DataWriter:
             plain = value.detach().resolve_conj().resolve_neg()
             node: Any = ["tensor", str(value.dtype).removeprefix("torch."), list(value.shape), raw_bytes(plain)]
         else:
-            node = ["large", str(value.device), _with_room(self._copies.of_tensor(value))]
+            node = ["large", name_of_device(value.device), _with_room(self._copies.of_tensor(value))]
         node += layout_of_tensor(value)
         if has_graph(value):
             return ["graph", node]

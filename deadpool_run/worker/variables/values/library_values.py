@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from deadpool_run.worker.codec import device_of, is_current
 from deadpool_run.worker.variables.values import shared_numbers
 from deadpool_run.worker.variables.values.objects import OpaqueError
 
@@ -35,6 +36,7 @@ _MADE: dict[str, type] = {
 }
 """Immutable classes. A call of the class with the arguments that `__reduce__` returns makes an equal value."""
 _NAMES = {kind: name for name, kind in _MADE.items()}
+_CURRENT = "cuda, the one of the process"
 
 TAGS = frozenset({"enum", "bytearray", "array of", "dtype", "made", "shared numbers"})
 
@@ -53,7 +55,8 @@ def parts_of(value: Any) -> list[Any]:
     """Return a tag, names, and last a sequence of the plain values in it."""
     kind = type(value)
     if kind in _NAMES:
-        return ["made", _NAMES[kind], value.__reduce__()[1]]
+        is_own = kind is torch.device and is_current(value)
+        return ["made", _NAMES[kind], [_CURRENT] if is_own else value.__reduce__()[1]]
     if isinstance(value, enum.Enum):
         return ["enum", kind.__module__, kind.__qualname__, [value.value]]
     if kind is torch.dtype:
@@ -70,7 +73,7 @@ def of_parts(tag: str, names: Sequence[str], parts: Sequence[Any], into: Any, cl
     """
     match tag:
         case "made":
-            return _MADE[names[0]](*parts)
+            return device_of("cuda") if parts == [_CURRENT] else _MADE[names[0]](*parts)
         case "enum":
             return class_of(*names)(parts[0])
         case "dtype":

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from deadpool_run.worker.codec import array_of, tensor_of
+from deadpool_run.worker.codec import array_of, device_of, tensor_of
 from deadpool_run.worker.state import generators
 from deadpool_run.worker.variables.values import functions, iterators, library_values, sets
 from deadpool_run.worker.variables.values.layouts import layout_of_array, layout_of_tensor, new_array, new_tensor
@@ -186,7 +186,7 @@ class ValueReader:
                 return _into(into, tensor_of(data, getattr(torch, dtype)).reshape(shape), layout)
             case "large":
                 device, copy, *layout = parts
-                return _into(into, self._large_tensor(copy).to(device), layout)
+                return _into(into, self._large_tensor(copy).to(device_of(device)), layout)
             case "graph":
                 return with_lost_graph(self.read(parts[0]), self._refuse)
             case "leaf" | "parameter":
