@@ -1,7 +1,12 @@
-"""Values of the standard library's and of torch's own classes: their plain parts, and values made of these."""
+"""Values of the standard library's and of torch's own classes: their plain parts, and values made of these.
 
+Numbers that processes share (`multiprocessing.Value`) are written in place: other processes read the same memory.
+"""
+
+import ctypes
 import datetime as dt
 import enum
+import sys
 from array import array
 from collections.abc import Callable, Sequence
 from decimal import Decimal
@@ -12,7 +17,6 @@ from typing import Any
 import torch
 
 from deadpool_run.worker.codec import device_of, is_current
-from deadpool_run.worker.variables.values import shared_numbers
 from deadpool_run.worker.variables.values.objects import OpaqueError
 
 _MADE: dict[str, type] = {
@@ -37,8 +41,13 @@ _MADE: dict[str, type] = {
 """Immutable classes. A call of the class with the arguments that `__reduce__` returns makes an equal value."""
 _NAMES = {kind: name for name, kind in _MADE.items()}
 _CURRENT = "cuda, the one of the process"
+C_DATA: Any = ctypes.Array.__base__
+"""The class from which all of ctypes derive."""
+_SIMPLE: Any = ctypes.c_int.__base__
+_NUMBERS = frozenset("?bBhHiIlLqQfdgcu")
+"""Type codes of ctypes without pointers and Python objects."""
 
-TAGS = frozenset({"enum", "bytearray", "array of", "dtype", "made", "shared numbers"})
+TAGS = frozenset({"enum", "bytearray", "array of", "dtype", "made", "c numbers"})
 
 
 def is_immutable(value: Any) -> bool:
@@ -48,7 +57,33 @@ def is_immutable(value: Any) -> bool:
 
 def is_kept(value: Any) -> bool:
     """Return whether a value is one of these classes and can change."""
-    return type(value) in (bytearray, array) or shared_numbers.memory_of(value) is not None
+    return type(value) in (bytearray, array) or c_numbers_of(value) is not None
+
+
+def c_numbers_of(value: Any) -> memoryview | None:
+    """Return the memory of a number of ctypes, an array or a structure of them, or a `multiprocessing.Value`; None for any other object."""
+    sharing = sys.modules.get("multiprocessing.sharedctypes")
+    if sharing is not None and issubclass(type(value), sharing.SynchronizedBase):
+        value = value.get_obj()
+    return memoryview(value).cast("B") if _has_numbers(type(value)) else None
+
+
+def _has_numbers(kind: Any) -> bool:
+    if issubclass(kind, ctypes.Structure):
+        fields = [each for base in kind.__mro__ for each in vars(base).get("_fields_", ())]
+        return all(_has_numbers(each[1]) for each in fields)
+    if issubclass(kind, ctypes.Array):
+        return _has_numbers(kind._type_)
+    return issubclass(kind, _SIMPLE) and kind._type_ in _NUMBERS
+
+
+def _fill(into: Any, content: bytes) -> bool:
+    """Write bytes into numbers of ctypes of the same size. Returns False for any other object."""
+    memory = c_numbers_of(into)
+    if memory is None or memory.nbytes != len(content):
+        return False
+    memory[:] = content
+    return True
 
 
 def parts_of(value: Any) -> list[Any]:
@@ -61,8 +96,8 @@ def parts_of(value: Any) -> list[Any]:
         return ["enum", kind.__module__, kind.__qualname__, [value.value]]
     if kind is torch.dtype:
         return ["dtype", [str(value).removeprefix("torch.")]]
-    if (memory := shared_numbers.memory_of(value)) is not None:
-        return ["shared numbers", [bytes(memory)]]
+    if (memory := c_numbers_of(value)) is not None:
+        return ["c numbers", [bytes(memory)]]
     return ["bytearray", [bytes(value)]] if kind is bytearray else ["array of", [value.typecode, value.tobytes()]]
 
 
@@ -80,8 +115,8 @@ def of_parts(tag: str, names: Sequence[str], parts: Sequence[Any], into: Any, cl
             return getattr(torch, parts[0])
         case "bytearray":
             return _filled(into if type(into) is bytearray else bytearray(), parts[0])
-        case "shared numbers":
-            if not shared_numbers.fill(into, parts[0]):
+        case "c numbers":
+            if not _fill(into, parts[0]):
                 raise OpaqueError
             return into
     is_alike = type(into) is array and into.typecode == parts[0]

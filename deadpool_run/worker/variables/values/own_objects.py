@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from deadpool_run.worker.codec import attributes_of
 from deadpool_run.worker.state import generators
-from deadpool_run.worker.variables.values.shared_numbers import C_DATA
+from deadpool_run.worker.variables.values.library_values import C_DATA
 
 _WITH_OTHER_STATE = (
     nn.Module,
