@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import replace
+from enum import EnumType
 from functools import partial
 from itertools import islice
 from types import CellType, FunctionType, MethodType, ModuleType
@@ -246,6 +247,9 @@ class Scopes:
         self._classes.note(kind, self.modules)
         self.objects.add(name, kind)
         self._add(_of_table(name, AttributeTable(vars(kind)), partial(_set_of_class, kind)))
+        members: dict[str, Any] = dict(kind.__members__) if isinstance(kind, EnumType) else {}
+        for key, member in members.items():
+            self._add_attributes(f"{name}.{key}", member)
         for key, each in list(vars(kind).items()):
             if isinstance(each, type):
                 self._look(f"{name}.{key}", each)

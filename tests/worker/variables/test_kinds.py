@@ -235,6 +235,70 @@ def shared_numbers():
     return bump
 
 
+class Level(enum.Enum):
+    """Members with attributes of their own."""
+
+    LOW = 1
+    HIGH = 2
+
+    def __init__(self, _):
+        self.hits, self.seen = 0, []
+
+
+def members():
+    for each in Level:
+        each.__init__(each.value)
+
+    def bump():
+        level = Level.HIGH if Level.LOW.hits % 2 else Level.LOW
+        Level.LOW.hits += 1
+        level.seen.append(Level.LOW.hits)
+        return Level.LOW.hits, list(Level.LOW.seen), list(Level.HIGH.seen)
+
+    return bump
+
+
+class Step(int):
+    pass
+
+
+class Loss(float):
+    """A number with a unit. Its class would not make it from the number alone."""
+
+    def __new__(cls, value, unit):
+        made = super().__new__(cls, value)
+        made.unit = unit
+        return made
+
+    def __float__(self):
+        raise AssertionError("code of the script")
+
+
+class Name(str):
+    __slots__ = ("note",)
+
+    def __str__(self):
+        raise AssertionError("code of the script")
+
+
+class Pair(tuple):
+    __slots__ = ()
+
+
+def own_values():
+    step, loss, name, pair, units = Step(0), Loss(-0.0, "nat"), Name("a"), Pair((1, 2)), {}
+
+    def bump():
+        nonlocal step, loss, name, pair
+        step, loss, name = Step(step + 1), Loss(loss * 2, f"{step} bit"), Name(name + "b")
+        pair = Pair((pair[1], pair[0] + 1))
+        units[step] = loss.unit
+        kinds = list(map(type, (step, loss, name, pair, *units)))
+        return int(step), loss.hex(), loss.unit, str.__str__(name), tuple(pair), dict(units), kinds
+
+    return bump
+
+
 def iterators():
     of_python = [
         *(itertools.count(1), itertools.cycle("abc"), iter(list(range(99))), iter(range(99)), enumerate("abcdefghij")),
@@ -391,7 +455,7 @@ def functions_of_modules():
 KINDS = [
     *(defaults, function_attribute, method_default, partial, containers, a_dict_with_a_model, standard_library),
     *(library_values, iterators, context, thread_local, cyclic, own_module, chosen_module),
-    *(references, functions_of_modules, shared_numbers),
+    *(references, functions_of_modules, shared_numbers, own_values, members),
 ]
 
 

@@ -5,7 +5,7 @@ import random
 import sys
 from argparse import Namespace
 from collections import ChainMap, OrderedDict, UserDict, UserList, deque
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from types import FunctionType, MemberDescriptorType, SimpleNamespace
 from typing import Any
 
@@ -104,6 +104,30 @@ def container_of(kind: type, modules: Collection[str]) -> Any:
     base = next((each for each in _CONTAINERS if issubclass(kind, each)), None)
     is_plain = base is not None and kind.__new__ is base.__new__ and kind.__reduce_ex__ is object.__reduce_ex__
     return base if is_plain else None
+
+
+_PLAIN_VALUES: dict[Any, Callable[[Any], Any]] = {
+    int: int.__pos__,
+    float: float.__pos__,
+    complex: complex.__pos__,
+    str: str.__str__,
+    bytes: lambda value: bytes.__getitem__(value, slice(None)),
+    tuple: lambda value: tuple.__getitem__(value, slice(None)),
+    frozenset: frozenset.copy,
+}
+"""Immutable classes, each with what makes the plain value of a derived class. No code of that class is run."""
+
+
+def immutable_base_of(kind: Any, modules: Collection[str]) -> Any:
+    """Return the class of `_PLAIN_VALUES` from which the script derives a class, such as a number with a unit; None for other classes."""
+    if kind.__module__ not in modules or kind.__reduce_ex__ is not object.__reduce_ex__:
+        return None
+    return next((each for each in kind.__mro__ if each in _PLAIN_VALUES), None)
+
+
+def plain_value(base: Any, value: Any) -> Any:
+    """Return the value of class `base` in an object of a derived class."""
+    return _PLAIN_VALUES[base](value)
 
 
 def attributes_of_container(value: Any) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from deadpool_run.worker.variables.values.objects import Objects, OpaqueError
 from deadpool_run.worker.variables.values.own_objects import (
     TABLES,
     class_of_name,
+    immutable_base_of,
     made,
     replace_attributes,
     set_attributes,
@@ -181,6 +182,8 @@ class ValueReader:
                 return int(parts[0])
             case "complex":
                 return complex(*parts)
+            case "own value":
+                return self._own_value(*parts)
             case "tensor":
                 dtype, shape, data, *layout = parts
                 return _into(into, tensor_of(data, getattr(torch, dtype)).reshape(shape), layout)
@@ -239,6 +242,12 @@ class ValueReader:
                 found.copy_(value)
         found.grad = None if gradient is None else self.read(gradient).clone()
         return found
+
+    def _own_value(self, module: str, name: str, names: list[str], values: list[Any], node: Any) -> Any:
+        kind = self._class(module, name)
+        made = immutable_base_of(kind, (kind.__module__,)).__new__(kind, self.read(node))
+        set_attributes(made, dict(zip(names, map(self.read, values), strict=True)))
+        return made
 
     def _own_container(self, parts: list[Any], into: Any) -> Any:
         module, name, names, values, node = parts

@@ -17,6 +17,7 @@ import msgspec
 import torch
 from torch import Tensor, nn
 
+from deadpool_run.worker.codec import attributes_of
 from deadpool_run.worker.state import generators
 from deadpool_run.worker.state.numbered import WeaklyNumbered
 from deadpool_run.worker.state.state_tensors import StateTensors
@@ -29,8 +30,10 @@ from deadpool_run.worker.variables.values.own_objects import (
     class_of_name,
     container_of,
     content_of,
+    immutable_base_of,
     is_own,
     may_be_made,
+    plain_value,
 )
 from deadpool_run.worker.variables.values.plain import LOCKS, are_numbers, factory_of, fits, text_node
 from deadpool_run.worker.variables.values.sharing import Sharing
@@ -274,6 +277,10 @@ class ValueWriter:
             return self._module(self._modules, kind, value)
         if (base := container_of(kind, self._own)) is not None:
             return self._own_container(kind, base, value)
+        if (base := immutable_base_of(kind, self._own)) is not None:
+            attributes = attributes_of(value)
+            own = [*self._class(kind), list(attributes), self._all(attributes.values())]
+            return ["own value", *own, self._write(plain_value(base, value))]
         if library_values.is_kept(value):
             return self._of_library(value)
         return self._iterator(value) if iterators.is_iterator(value) else self._generator(value)
