@@ -9,6 +9,7 @@ from kit.cluster import Cluster
 SCRIPT = Path(__file__).parent / "scripts" / "breaches.py"
 NAMES = findall(r'^@breach\("(.+)"\)$', SCRIPT.read_text(encoding="utf-8"), flags=8)
 REFUSED = 94
+IN_CLOSURE = "(in the closure of main().step_of)"
 CARRIED = "is carried from step to step, and snapshots do not keep it: it is larger than 64 MiB"
 CHANGED = "which the step changes and no snapshot holds"
 SAID = {
@@ -20,12 +21,12 @@ SAID = {
     "a scheduler is not protected": "the scheduler 'scheduler' (StepLR) is not protected",
     "a GradScaler is not protected": "the scaler 'scaler' (GradScaler) is not protected",
     "an average of the weights is not protected": "the module 'average' (AveragedModel) is not protected",
-    "a large average of the weights is kept by hand": f"average.shadow.module.weight {CARRIED}",
-    "a large batch is fetched in the step before, as nanoGPT does": f"batch {CARRIED}",
+    "a large average of the weights is kept by hand": f"average.shadow.module.weight {IN_CLOSURE} {CARRIED}",
+    "a large batch is fetched in the step before, as nanoGPT does": f"batch {IN_CLOSURE} {CARRIED}",
     "a module keeps a large mean in a plain attribute": f"model.mean {CARRIED}",
-    "a large buffer is filled from the first step, and sampled later": f"ring.rows {CARRIED}",
+    "a large buffer is filled from the first step, and sampled later": f"ring.rows {IN_CLOSURE} {CARRIED}",
     "losses of several steps are summed, for one backward": "a backward goes through the graph of an earlier step",
-    "enumerate() counts the steps, for later": "number was 1 in the first run and 2 in the second",
+    "enumerate() counts the steps, for later": f"number {IN_CLOSURE} was 1 in the first run and 2 in the second",
     "a tensor is trained by hand, and not protected": "the tensor 'scale' of shape (8,)",
     "a count that a generator keeps sets the learning rate": f"counts (generator), {CHANGED}",
     "the step is drawn by a generator function": f"inputs (generator), {CHANGED}",

@@ -7,6 +7,7 @@ So may bools: a script may note `job.rehearsing` in set-up.
 
 import hashlib
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -33,6 +34,8 @@ _OTHER_VALUE = "it is another one than in the rank's first process"
 _WHOLE_BYTES = 1 << 20
 """Of a larger tensor, a sample is compared."""
 _DIGEST_BYTES = 8
+_IN_PART = re.compile(r"(.*), (closure|defaults|buffers|attributes)\.(.*)")
+"""The owner of a scope that is a part of it, the part, and a variable there."""
 _PROTECTED = "protected "
 """Scopes with such names have the attributes of protected objects, whose numbers their states have."""
 
@@ -103,7 +106,9 @@ def _refuse(refuse: Callable[[str], NoReturn], words: str, _: str) -> NoReturn:
 
 def shown_variable(scope: str, name: str) -> str:
     """Return the name of a variable for messages."""
-    return f"{scope}.{name}".removeprefix("__main__.")
+    full = f"{scope}.{name}".removeprefix("__main__.")
+    found = _IN_PART.fullmatch(full)
+    return full if found is None else "{2} (in the {1} of {0})".format(*found.groups())
 
 
 def counts_of(scopes: Iterable[tuple[str, Mapping[str, Any]]]) -> dict[str, int]:
