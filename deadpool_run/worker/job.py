@@ -173,7 +173,7 @@ class Job:
             )
         self._batched = True
         refuse_shared([loader, *more])
-        sources = [Batches(each, replay=replay) for each in (loader, *more)]
+        sources = [Batches(each, replay=replay, number=number) for number, each in enumerate((loader, *more))]
         total = steps if steps is not None else (epochs or 0) * sources[0].per_epoch()
         self.protect(**{f"{NAME}.{at}" if at else NAME: source for at, source in enumerate(sources)})
         return self._with_batches(sources, total)

@@ -61,14 +61,15 @@ class _Position:
 class Batches:
     """The batches of a loader, epoch after epoch. Protected by its `state_dict`, like any other object."""
 
-    def __init__(self, loader: Any, *, replay: bool = False) -> None:
+    def __init__(self, loader: Any, *, replay: bool = False, number: int = 0) -> None:
         """`replay` allows a loader that can only be repositioned by reading it again from the start of the epoch.
 
-        Raises `ScriptError` for a loader that cannot be repositioned.
+        `number` is that of the loader among those that are read together. Raises `ScriptError` for a loader that cannot be repositioned.
         """
         self.epoch = 0
         """The epoch of the batch that was taken last."""
         self._loader = loader
+        self._number = number
         self._stateful = has_state(loader)
         is_by_index = isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset)
         if not (self._stateful or is_by_index or replay):
@@ -202,7 +203,8 @@ class Batches:
     def _iterate(self, epoch: int, start: dict[str, Any], *, skip: int) -> Iterator[Any]:
         self._set_epoch(epoch)
         if self._order is not None:
-            return self._order.iterate(self._loader, seed=_seed(start) if self._keeps else None, skip=skip)
+            seed = _seed(start, epoch, self._number) if self._keeps else None
+            return self._order.iterate(self._loader, seed=seed, skip=skip)
         iterator: Iterator[Any] = iter(self._loader)
         for _ in range(skip):
             next(iterator)
@@ -265,10 +267,12 @@ def _count(leaf: Any) -> int | None:
     return 0 if isinstance(leaf, _ATOMS) else None
 
 
-def _seed(start: dict[str, Any]) -> bytes:
+def _seed(start: dict[str, Any], epoch: int, number: int) -> bytes:
+    """Return what seeds the workers in an epoch. With persistent workers, an epoch may start from the states of the one before."""
     found = hashlib.blake2b(start["global"]["torch"], digest_size=16)
     for own in start["own"]:
         found.update(raw_bytes(own))
+    found.update(f"{epoch} {number}".encode())
     return found.digest()
 
 

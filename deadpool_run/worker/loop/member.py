@@ -42,6 +42,7 @@ class LoopMember(RepairParticipant):
         self._coverage = Coverage(self.snapshots.protected, self.snapshots.variables.keeps)
         self._transcript: Transcript | None = None  # recorded, not sealed yet
         self._in_loop = False
+        self._left_loop = False  # early
         self._in_step = False
         self._stopped = False  # the optimizer was stopped in this step
         self._released = False
@@ -340,6 +341,7 @@ class LoopMember(RepairParticipant):
         """Note that the script left its loop early. It cannot be stopped here, where nothing can be raised."""
         if self.loss_pending():
             self._report_failure("it left its loop")
+        self._left_loop = True
 
     def leave(self) -> tuple[Version, tuple[Version, ...]]:
         """Tear down this run of the script, before the next. Returns the steps completed and the versions held."""
@@ -356,7 +358,7 @@ class LoopMember(RepairParticipant):
 
         The agent ends this process: the world restarts, or every rank comes back to run the end of the script again.
         """
-        if not self.rehearsing and (self._released or not self._in_loop):
+        if not self.rehearsing and (self._released or self._left_loop or not self._in_loop):
             self._link.orders.wait_end()
 
     # --- a checkpoint from before the job ------------------------------------------------------------------------

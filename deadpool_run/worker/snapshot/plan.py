@@ -13,7 +13,7 @@ from deadpool_run.vault.segments import HEADER_BYTES, Placement, SlotRole, Tenso
 from deadpool_run.wire.typed import to_json
 from deadpool_run.worker.compat.modules import buffers_of, is_wrapper, local, writes_of
 from deadpool_run.worker.snapshot.slot_memory import SlotMemory, copy_each
-from deadpool_run.worker.state.digest import samples_equal
+from deadpool_run.worker.state.digest import are_equal
 from deadpool_run.worker.state.optimizers import Tracked
 from deadpool_run.worker.state.protected import Protected
 
@@ -169,12 +169,12 @@ class CapturePlan:
         """Return how often each parameter has been written in place."""
         return list(map(writes_of, self._watched))
 
-    def has_parameters(self, memory: SlotMemory) -> bool:
-        """Return whether samples of the parameters are equal to those in a slot."""
+    def is_equal_to(self, memory: SlotMemory) -> bool:
+        """Return whether parameters and optimizer state are equal to those in a slot: whole, or on a device, samples of them."""
         return all(
-            samples_equal(source, kept)
+            are_equal(source, kept)
             for source, kept, entry in zip(self.sources, self.targets(memory), self.entries, strict=True)
-            if entry.role is SlotRole.PARAMETER
+            if entry.role in (SlotRole.PARAMETER, SlotRole.OPTIMIZER)
         )
 
     def targets(self, memory: SlotMemory) -> list[Tensor]:

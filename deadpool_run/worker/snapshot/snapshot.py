@@ -176,17 +176,17 @@ class Snapshots:
     def is_untouched(self) -> bool:
         """Return whether only forward and backward can have changed the objects since the last step ended.
 
-        Torch counts writes; for those that it does not count (through `.data`) a sample is compared with the slot.
+        Torch counts writes. For those that it does not count (through `.data`), and for the optimizers' state, the slot is compared.
         """
         plan = self._plan
         if plan is None or self._writes_before_update or self.protected.has_untrained_module():
             return False
-        if plan.write_counts() != self._write_counts:
+        if plan.write_counts() != self._write_counts or not plan.holds(self.protected, self._buffers):
             return False
         self.wait()
         if self._copy_of is None or self._copy_of not in self.held():
             return False
-        return plan.has_parameters(self._memory_of(self._copy_of))
+        return plan.is_equal_to(self._memory_of(self._copy_of))
 
     def observe(self) -> dict[str, int]:
         """Return digests of all state that a step changes, by name."""

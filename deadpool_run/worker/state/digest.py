@@ -73,9 +73,14 @@ def sampled(tensor: Tensor) -> Tensor:
     return own.as_strided((_PLACES, width), (own.numel() // _PLACES, 1), own.storage_offset())
 
 
-def samples_equal(one: Tensor, other: Tensor) -> bool:
-    """Return whether samples of two tensors of the same shape are equal. NaN is unequal to itself."""
-    return torch.equal(sampled(one), sampled(other))
+def are_equal(one: Tensor, other: Tensor) -> bool:
+    """Return whether two tensors of the same shape, the second one in main memory, are equal; on a device, whether samples are.
+
+    NaN is unequal to itself.
+    """
+    if one.device.type == "cpu":
+        return torch.equal(one, other)
+    return torch.equal(sampled(one).cpu(), sampled(other))
 
 
 def _bytes_of(own: Tensor) -> Tensor:

@@ -1,4 +1,7 @@
-"""Reduces before and after its step loop, and tells each result, as a script would save it. `--die AT`: rank 1 does there, once."""
+"""Reduces before and after its step loop, and tells each result, as a script would save it. `--die AT`: rank 1 does there, once.
+
+`--break`: the script leaves its loop early.
+"""
 
 import os
 
@@ -17,6 +20,7 @@ import deadpool_run as deadpool
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--die", choices=("before", "after"), required=True)
+parser.add_argument("--break", action="store_true", dest="breaks")
 parser.add_argument("--flags", type=Path, required=True)
 args = parser.parse_args()
 
@@ -43,4 +47,6 @@ for step in job.steps(4):
         model(torch.ones(1, 2)).sum().backward()
         optimizer.step()
         optimizer.zero_grad()
+    if args.breaks and step.index == 2:
+        break
 reduce("after")

@@ -269,3 +269,22 @@ def test_generators_are_found_in_a_fixed_order():
     kinds = [type(each).__name__ for each in worker_seeds.search(dataset).generators]
     assert sorted(kinds) == ["Generator", "Generator", "Random", "RandomState"]
     assert [type(each).__name__ for each in worker_seeds.search(Augmented()).generators] == kinds
+
+
+class Noise(Dataset):
+    def __len__(self):
+        return 2 * BATCH
+
+    def __getitem__(self, index):
+        return torch.rand(())
+
+
+def test_persistent_workers_draw_other_numbers_in_each_epoch_and_for_each_loader():
+    """Nothing is drawn from the global generators between their epochs."""
+    loaders = [
+        DataLoader(Noise(), BATCH, sampler=DistributedSampler(Noise(), 1, 0), num_workers=1, persistent_workers=True)
+        for _ in range(2)
+    ]
+    sources = [Batches(loader, number=number) for number, loader in enumerate(loaders)]
+    drawn = [tuple(batch.tolist()) for _ in range(6) for batch in (source.take() for source in sources)]
+    assert len(set(drawn)) == len(drawn)

@@ -290,3 +290,33 @@ def test_a_module_that_nobody_trains_is_not_trusted_to_be_untouched(snapshots):
     snapshots.protect("average", average)
     snapshots.begin(2)
     assert not snapshots.is_untouched()
+
+
+def exchange_data(model, optimizer):
+    model.weight.data = model.weight.data * 2
+
+
+def write_a_row(model, optimizer):
+    model.weight.data[700, 3:9] = 0
+
+
+def clear_the_state(model, optimizer):
+    optimizer.state.clear()
+
+
+def write_to_the_state(model, optimizer):
+    optimizer.state[model.weight]["momentum_buffer"][5].zero_()
+
+
+@pytest.mark.parametrize("change", [exchange_data, write_a_row, clear_the_state, write_to_the_state])
+def test_what_is_changed_after_an_interrupted_step_is_seen(snapshots, change):
+    model = nn.Linear(1024, 1024)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    snapshots.protect("model", model)
+    snapshots.protect("optimizer", optimizer)
+    model(torch.ones(1024)).sum().backward()
+    optimizer.step()
+    snapshots.begin(1)
+    assert snapshots.is_untouched()
+    change(model, optimizer)
+    assert not snapshots.is_untouched()

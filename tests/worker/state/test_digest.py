@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 
-from deadpool_run.worker.state.digest import digest, digest_all, sample, samples_equal
+from deadpool_run.worker.state.digest import are_equal, digest, digest_all, sample
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.int16, torch.uint8, torch.bool, torch.complex64]
 LARGE = 300_001
@@ -52,13 +52,13 @@ def test_a_layout_does_not_count():
 def test_a_sample_sees_what_changes_everywhere_and_all_of_a_small_tensor():
     large = torch.randn(LARGE)
     assert sample(large * 0.999) != sample(large)
-    assert not samples_equal(large, large * 0.999)
+    assert not are_equal(large, large * 0.999)
     small = torch.randn(100)
     changed = small.clone()
     changed[57] += 1
     assert sample(changed) != sample(small)
-    assert not samples_equal(small, changed)
-    assert samples_equal(small, small.clone())
+    assert not are_equal(small, changed)
+    assert are_equal(small, small.clone())
 
 
 def test_one_bit_of_any_of_many_tensors_changes_the_digest_of_all():
