@@ -5,6 +5,7 @@ and used indices are skipped without loading them. A loader with `state_dict` re
 """
 
 import hashlib
+import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from deadpool_run.worker.codec import has_state, raw_bytes
 from deadpool_run.worker.compat.modules import dismiss_workers, has_workers, tree_flatten, tree_unflatten, writes_of
 from deadpool_run.worker.loop.loader_values import LoaderValues
 from deadpool_run.worker.loop.sampler_order import SamplerOrder, generators_of, isolated, samplers, set_epoch
+from deadpool_run.worker.state.digest import sample
 from deadpool_run.worker.state.rng import put_rng, take_rng
 from deadpool_run.worker.verify.script_names import warn
 
@@ -51,7 +53,9 @@ class _Position:
     start: dict[str, Any] | None = None
     loader: Any = None
     order: int | None = None
-    """A digest of the indices of the batches before; None if unknown."""
+    """A digest of the indices of the batches before, or of these batches themselves; None if unknown."""
+    ahead: tuple[int, int] | None = None
+    """How many indices were drawn by then, with those that workers got in advance, and a digest of them."""
 
     @property
     def key(self) -> tuple[int, int]:
@@ -87,6 +91,8 @@ class Batches:
         self._kept: dict[tuple[int, int], _Kept] = {}
         self._at = _Position(0, 0)
         self._iterator: Iterator[Any] | None = None
+        self._read = 0
+        """A digest of the epoch's batches so far, of a loader that is read again."""
         self._next: tuple[int, int] | None = None
         """The key of the iterator's next batch; None without an iterator."""
 
@@ -131,6 +137,7 @@ class Batches:
             "begun": start,
             "loader": at.loader,
             "order": at.order,
+            "ahead": at.ahead,
             "own": own,
             "values": self._values.take(),
         }
@@ -146,7 +153,9 @@ class Batches:
         if "own" in state:  # else of a checkpoint of an earlier version
             self._put_own(state["own"])
             self._values.put(state["values"])
-        self._at = _Position(state["epoch"], state["done"], start, state["loader"], state.get("order"))
+        self._at = _Position(
+            state["epoch"], state["done"], start, state["loader"], state.get("order"), state.get("ahead")
+        )
 
     # --- the loader ----------------------------------------------------------------------------------------------
 
@@ -164,8 +173,9 @@ class Batches:
                 self._iterator = self._next = None
                 continue
             at = self._at
-            order = None if self._order is None else self._order.digest(at.done + 1)
-            self._at = _Position(at.epoch, at.done + 1, at.start, order=order)
+            self._note(batch)
+            ahead = None if self._order is None else self._order.ahead()
+            self._at = _Position(at.epoch, at.done + 1, at.start, order=self._digest(at.done + 1), ahead=ahead)
             self._next = self._at.key
             return batch
         raise ScriptError("batches(): the loader gave no batch for a whole epoch.\nPass a loader that is not empty.")
@@ -181,9 +191,23 @@ class Batches:
                 self._iterator = self._restarted(at)
         finally:
             self._put_own(own)
-        if self._order is not None and at.order not in (None, self._order.digest(at.done)):
+        if self._order is None:
+            if at.order not in (None, self._digest(at.done)):
+                raise RefusedError(_other_batches(self._loader, at.epoch))
+        elif not self._order.is_as_before(at.done, at.order, at.ahead):
             raise RefusedError(_other_order(self._loader, at.epoch))
         self._next = at.key
+
+    def _note(self, batch: Any) -> None:
+        """Note a batch of a loader that is read again from the start of an epoch."""
+        if self._order is None and not self._stateful:
+            self._read = zlib.crc32(repr([_content(leaf) for leaf in tree_flatten(batch)[0]]).encode(), self._read)
+
+    def _digest(self, done: int) -> int | None:
+        """Return a digest of what the present epoch has given up to this batch; None for a loader that repositions itself."""
+        if self._order is not None:
+            return self._order.digest(done)
+        return None if self._stateful else self._read
 
     def _restarted(self, at: _Position) -> Iterator[Any]:
         if self._stateful and at.loader is not None:
@@ -206,8 +230,9 @@ class Batches:
             seed = _seed(start, epoch, self._number) if self._keeps else None
             return self._order.iterate(self._loader, seed=seed, skip=skip)
         iterator: Iterator[Any] = iter(self._loader)
+        self._read = 0
         for _ in range(skip):
-            next(iterator)
+            self._note(next(iterator))
         return iterator
 
     def _set_epoch(self, epoch: int) -> None:
@@ -267,6 +292,12 @@ def _count(leaf: Any) -> int | None:
     return 0 if isinstance(leaf, _ATOMS) else None
 
 
+def _content(leaf: Any) -> Any:
+    if isinstance(leaf, torch.Tensor):
+        return None if leaf.is_meta or leaf.layout is not torch.strided else sample(leaf)
+    return leaf if isinstance(leaf, _ATOMS) else None
+
+
 def _seed(start: dict[str, Any], epoch: int, number: int) -> bytes:
     """Return what seeds the workers in an epoch. With persistent workers, an epoch may start from the states of the one before."""
     found = hashlib.blake2b(start["global"]["torch"], digest_size=16)
@@ -282,6 +313,13 @@ def _other_order(loader: Any, epoch: int) -> str:
         f"batches(): the order of epoch {epoch} cannot be repeated after a loss: the {kind} drew other indices than before, though it had "
         "the generators and the attributes of the epoch's start.\nLet the order depend on torch's, NumPy's and Python's generators, "
         "set_epoch(), and numbers, lists and tensors in the sampler's attributes only, and on no generator that the script uses too."
+    )
+
+
+def _other_batches(loader: Any, epoch: int) -> str:
+    return (
+        f"batches(): epoch {epoch} cannot be read again after a loss: the {type(loader).__name__} gave other batches than before.\n"
+        "Let it draw only from generators of its own that are seeded at the start of the epoch, or add state_dict() and load_state_dict()."
     )
 
 

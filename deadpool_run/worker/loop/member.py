@@ -41,8 +41,7 @@ class LoopMember(RepairParticipant):
         self.trial = Trial(wanted=verify and not (self.rehearsing or self.practising))
         self._coverage = Coverage(self.snapshots.protected, self.snapshots.variables.keeps)
         self._transcript: Transcript | None = None  # recorded, not sealed yet
-        self._in_loop = False
-        self._left_loop = False  # early
+        self._in_loop = self._left_loop = False
         self._in_step = False
         self._stopped = False  # the optimizer was stopped in this step
         self._released = False

@@ -60,6 +60,17 @@ class SamplerOrder:
         """Return a digest of the first `count` batches' indices. A later call has the same count, or a higher one."""
         return 0 if self._pass is None else self._pass.digest(count)
 
+    def is_as_before(self, done: int, order: int | None, ahead: tuple[int, int] | None) -> bool:
+        """Compare with what another process has drawn: the digest of its first `done` indices, and its `ahead()`. None is unknown."""
+        if self._pass is None:
+            return order in (None, 0)
+        same = ahead is None or self._pass.digests.get(ahead[0], ahead[1]) == ahead[1]
+        return same and order in (None, self._pass.digest(done))
+
+    def ahead(self) -> tuple[int, int]:
+        """Return how many batches' indices were drawn, for workers in advance, and a digest of them."""
+        return (0, 0) if self._pass is None else self._pass.drawn()
+
     def __iter__(self) -> Iterator[Any]:
         self._pass = _Pass(iter(self._inner), foreign=self._foreign, skip=self._skip, seed=self._seed)
         return self._pass
@@ -78,7 +89,7 @@ class _Pass:
         self._seed = seed
         self._number = 0
         self._stream: RngStates | None = None
-        self._digests = {0: 0}
+        self.digests = {0: 0}
         """By the number of indices drawn."""
 
     def __iter__(self) -> "_Pass":
@@ -94,17 +105,20 @@ class _Pass:
             self._draw()
 
     def digest(self, count: int) -> int:
-        for older in [number for number in self._digests if number < min(count, self._number)]:
-            del self._digests[older]
-        return self._digests.get(count, 0)
+        for older in [number for number in self.digests if number < min(count, self._number)]:
+            del self.digests[older]
+        return self.digests.get(count, 0)
+
+    def drawn(self) -> tuple[int, int]:
+        return self._number, self.digests[self._number]
 
     def _draw(self) -> Any:
-        index = self._drawn()
-        self._digests[self._number + 1] = zlib.crc32(_encoded(index), self._digests[self._number])
+        index = self._next_index()
+        self.digests[self._number + 1] = zlib.crc32(_encoded(index), self.digests[self._number])
         self._number += 1
         return index
 
-    def _drawn(self) -> Any:
+    def _next_index(self) -> Any:
         if self._stream is None:
             index = next(self._inner)
             self._stream = take_rng() if self._foreign else None

@@ -1,4 +1,4 @@
-"""First values of variables that have to be the same in a replacement: tensors, arrays and small whole numbers.
+"""First values of variables that have to be the same in a replacement: tensors, arrays, small whole numbers, and lists of these.
 
 A snapshot has only what changed since the loop began. Set-up of a replacement has to give the rest, so it must not read what
 training has written, such as a checkpoint of the script's own. Floats and strings may differ: they are times, paths, host names.
@@ -31,6 +31,9 @@ OTHER_SETUP = (
     "the values to all others in set-up: a replacement gets what its rank received the first time."
 )
 _OTHER_VALUE = "it is another one than in the rank's first process"
+_MANY = 8
+"""Shorter lists of whole numbers are not compared: they may be devices, ports or processes."""
+_LARGEST_INDEX = 1 << 40
 _WHOLE_BYTES = 1 << 20
 """Of a larger tensor, a sample is compared."""
 _DIGEST_BYTES = 8
@@ -156,7 +159,7 @@ def _place() -> int:
 
 
 def digest_of(node: Any) -> str:
-    """Return a digest of the tensors and arrays in a variable's node; empty if there are none."""
+    """Return a digest of the tensors, arrays and long lists of whole numbers in a variable's node; empty if there are none."""
     found, digests = False, hashlib.blake2b(digest_size=_DIGEST_BYTES)
     for part in _data_in(node):
         found = True
@@ -165,7 +168,7 @@ def digest_of(node: Any) -> str:
 
 
 def _data_in(node: Any) -> Iterator[bytes]:
-    """Yield the bytes of small tensors and arrays, and digests of large ones."""
+    """Yield the bytes of small tensors and arrays, digests of large ones, and long lists of whole numbers."""
     match node:
         case [str(tag), *_] if tag in generators.KINDS:
             return  # one without a seed differs in each process
@@ -175,9 +178,16 @@ def _data_in(node: Any) -> Iterator[bytes]:
             yield _digest(copy.tensor)
         case ["large array", kind, shape, TensorCopy() as copy, *_]:
             yield f"{kind}{shape}".encode() + _digest(copy.tensor)
+        case ["list" | "tuple", list(parts)] if len(parts) >= _MANY and all(map(_is_index, parts)):
+            yield repr(parts).encode()
         case list():
             for part in node:
                 yield from _data_in(part)
+
+
+def _is_index(value: Any) -> bool:
+    """Return whether a value is a whole number, and neither an address nor a time in nanoseconds."""
+    return type(value) is int and abs(value) < _LARGEST_INDEX
 
 
 def _digest(tensor: Tensor) -> bytes:

@@ -1,5 +1,6 @@
 """A loader that is put back gives exactly the batches that are left, from the same generators, and loads no others."""
 
+import copy
 import itertools
 import os
 import random
@@ -10,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, DistributedSampler
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, Sampler
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from deadpool_run.errors import ScriptError
+from deadpool_run.errors import RefusedError, ScriptError
 from deadpool_run.worker.loop import worker_seeds
 from deadpool_run.worker.loop.batches import Batches, refuse_shared
 from deadpool_run.worker.state.rng import put_rng, take_rng
@@ -288,3 +289,71 @@ def test_persistent_workers_draw_other_numbers_in_each_epoch_and_for_each_loader
     sources = [Batches(loader, number=number) for number, loader in enumerate(loaders)]
     drawn = [tuple(batch.tolist()) for _ in range(6) for batch in (source.take() for source in sources)]
     assert len(set(drawn)) == len(drawn)
+
+
+class Rising(Sampler):
+    """Reads an attribute for each index, which the script changes."""
+
+    def __init__(self):
+        self.first = 0
+
+    def __len__(self):
+        return 40
+
+    def __iter__(self):
+        return (self.first + n for n in range(40))
+
+
+class Shards(IterableDataset):
+    """Shuffles each shard when it begins, with a generator that the script uses, too."""
+
+    def __iter__(self):
+        for start in range(0, 32, 8):
+            order = list(range(start, start + 8))
+            random.shuffle(order)
+            yield from order
+
+
+def repeated(batches, *, at, change=lambda _: None):
+    """Take 16 batches, and repeat one as a replacement would. Returns them."""
+    found = []
+    while len(found) < 16:
+        place, states = copy.deepcopy(batches.state_dict()), take_rng()
+        batch = batches.take().tolist()
+        if len(found) == at:
+            at = None
+            batches._kept.clear()
+            batches._next = None
+            batches.load_state_dict(place)
+            put_rng(states)
+            continue
+        found.append((batch, random.random()))
+        change(len(found))
+    return found
+
+
+@pytest.mark.parametrize("at", [*range(5, 15), None])
+def test_indices_that_workers_got_in_advance_are_the_same_or_the_job_stops(at):
+    sampler = Rising()
+    batches = Batches(DataLoader(range(1000), 1, sampler=sampler, num_workers=1, prefetch_factor=4))
+    change = lambda step: setattr(sampler, "first", 100 if step >= 5 else 0)  # noqa: E731
+    try:
+        numbers = [number for (number,), _ in repeated(batches, at=at, change=change)]
+    except RefusedError:
+        assert at is not None
+    else:
+        assert numbers == [*range(9), *range(109, 116)]
+
+
+@pytest.mark.parametrize("at", [*range(15), None])
+def test_batches_that_are_read_again_are_the_same_or_the_job_stops(at):
+    def run(at):
+        seed(1)
+        return repeated(Batches(DataLoader(Shards(), 2), replay=True), at=at)
+
+    try:
+        found = run(at)
+    except RefusedError:
+        assert at > 3  # within the first shard nothing is drawn late
+    else:
+        assert found == run(None)

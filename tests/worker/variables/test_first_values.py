@@ -49,6 +49,8 @@ def restored(was, now, changed=()):
         ([1, {"a": (torch.zeros(4), "x")}], [1, {"a": (torch.ones(4), "x")}]),
         (torch.zeros(1 << 20), torch.ones(1 << 20)),
         (np.zeros(1 << 17), np.ones(1 << 17)),
+        (list(range(8)), [*range(7), 9]),
+        ({"train": tuple(range(9))}, {"train": tuple(range(1, 10))}),
     ],
 )
 def test_a_step_that_reads_another_tensor_is_refused_unless_training_has_changed_it(was, now):
