@@ -17,6 +17,9 @@ from deadpool_run.worker.state.digest import are_equal
 from deadpool_run.worker.state.optimizers import Tracked
 from deadpool_run.worker.state.protected import Protected
 
+_MOST_PROBES = 8
+_PROBED = 16
+"""Elements of a parameter, the first ones in memory."""
 _SHARD = re.compile(r"S\((\d+)\)")
 
 
@@ -157,6 +160,10 @@ class CapturePlan:
         self._watched = [tensor for tensor in own[: len(parameters)] if not tensor.is_inference()]
         self.cuda_devices = {source.device for source in self.sources if source.is_cuda}
         self._views: dict[int, tuple[int, list[Tensor]]] = {}
+        step = max(1, -(-len(parameters) // _MOST_PROBES))
+        last = len(parameters) - 1
+        self._probed = [index for index in dict.fromkeys([*range(0, last, step), last]) if self._is_dense(index)]
+        self._probes = [_first(self.sources[index]) for index in self._probed]
 
     def holds(self, protected: Protected, buffers: BufferCopies) -> bool:
         """Return whether nothing was added, replaced or moved since the plan was made."""
@@ -164,6 +171,20 @@ class CapturePlan:
             self._layout_version == buffers.layout_version
             and protected.fingerprint(plain=self.has_plain) == self._fingerprint
         )
+
+    def _is_dense(self, index: int) -> bool:
+        source = self.sources[index] if index >= 0 else None
+        return source is not None and source.numel() > 0 and source.stride() == self.entries[index].stride
+
+    def probe(self) -> list[Tensor]:
+        """Return copies of a few elements of some parameters, as they are now. Takes some microseconds."""
+        return [each.clone() for each in self._probes]
+
+    def has_probes(self, memory: SlotMemory, probes: list[Tensor]) -> bool:
+        """Return whether a slot has what `probe` has returned, in main memory, bit for bit."""
+        targets = self.targets(memory)
+        kept = [_first(targets[index]) for index in self._probed]
+        return all(torch.equal(_bytes(one), _bytes(other)) for one, other in zip(kept, probes, strict=True))
 
     def write_counts(self) -> list[int]:
         """Return how often each parameter has been written in place."""
@@ -184,3 +205,11 @@ class CapturePlan:
             views = [memory.view(entry) for entry in self.entries]
             self._views[memory.fd] = memory.mapping_version, views
         return views
+
+
+def _first(tensor: Tensor) -> Tensor:
+    return tensor.as_strided((min(_PROBED, tensor.numel()),), (1,), tensor.storage_offset())
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    return tensor.view(torch.uint8)

@@ -373,6 +373,7 @@ class Snapshots:
             plan=plan,
             values=self.values,
             write_counts=self._write_counts,
+            probes=plan.probe(),
             ready=tuple(torch.cuda.current_stream(device).record_event() for device in plan.cuda_devices),
             mark=self._mark,
             ended=self._ended or not (plan.cuda_devices or self._mark),

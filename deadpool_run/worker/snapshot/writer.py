@@ -33,6 +33,8 @@ class StateCapture:
     values: dict[str, Any]
     write_counts: list[int]
     """`plan.write_counts()` when the step ended."""
+    probes: list[Tensor]
+    """`plan.probe()` when the step ended."""
     ready: tuple[torch.cuda.Event, ...]
     """Recorded on the streams that the script used when the step ended; empty without CUDA."""
     mark: Mark | None
@@ -65,8 +67,9 @@ class Writer:
             capture.mark.wait()
         if not capture.ended and self.interrupted():
             return False  # kernels of the step may have read the output of an aborted collective
-        self._copy(targets, plan.sources + [local(t) for t in tree.tensors])
-        if plan.write_counts() != capture.write_counts:
+        probes = [torch.empty_like(each, device="cpu") for each in capture.probes]
+        self._copy(targets + probes, plan.sources + [local(t) for t in tree.tensors] + capture.probes)
+        if plan.write_counts() != capture.write_counts or not plan.has_probes(memory, probes):
             _LOG.warning(
                 "snapshot %d is skipped: the script wrote parameters outside of optimizer.step() while it was copied",
                 capture.version,
