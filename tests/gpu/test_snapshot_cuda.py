@@ -182,3 +182,14 @@ def test_a_step_whose_kernels_had_ended_is_captured_whatever_comes_later(memory)
     snapshots.wait()
     assert snapshots.held() == (1,)
     snapshots.close()
+
+
+def test_a_survivor_keeps_what_only_forward_and_backward_have_used(memory):
+    training = Training(1)
+    snapshots = training.protected_by(_snapshots(memory))
+    training.step(snapshots)
+    snapshots.begin(1)
+    assert snapshots.is_untouched()
+    training.model[0].weight.data[0] += 1
+    assert not snapshots.is_untouched()
+    snapshots.close()

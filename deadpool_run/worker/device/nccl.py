@@ -46,20 +46,26 @@ _PEER_FAILURE = re.compile(
 
 
 class CudaMark:
-    """An event on the current stream. A host that waits for it sleeps."""
+    """An event on the current stream. A host that waits for it sleeps.
+
+    Other threads ask, too. Their current device is the first one, on which torch would open a context.
+    """
 
     def __init__(self) -> None:
+        self._place = torch.cuda.current_device()
         self._event = torch.cuda.Event(blocking=True)
         self._event.record()
 
     def passed(self) -> bool:
         """Return whether the stream has reached the event."""
-        return bool(self._event.query())
+        with torch.cuda.device(self._place):
+            return bool(self._event.query())
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait for the event."""
         if timeout_s is None:
-            self._event.synchronize()
+            with torch.cuda.device(self._place):
+                self._event.synchronize()
             return True
         deadline = time.monotonic() + timeout_s
         while not self.passed():

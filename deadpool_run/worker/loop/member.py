@@ -20,7 +20,7 @@ from deadpool_run.worker.groups.rehearsal import REHEARSAL_STEPS
 from deadpool_run.worker.groups.transcript import Transcript
 from deadpool_run.worker.loop.repair import RepairParticipant
 from deadpool_run.worker.loop.trial import Trial
-from deadpool_run.worker.loop.updates import OUTSIDE_LOOP, Updates
+from deadpool_run.worker.loop.updates import OUTSIDE_LOOP, Updates, refuse_captured
 from deadpool_run.worker.process import rehearsal_output
 from deadpool_run.worker.process.session import Session
 from deadpool_run.worker.snapshot import buckets
@@ -41,8 +41,7 @@ class LoopMember(RepairParticipant):
         self.trial = Trial(wanted=verify and not (self.rehearsing or self.practising))
         self._coverage = Coverage(self.snapshots.protected, self.snapshots.variables.keeps)
         self._transcript: Transcript | None = None  # recorded, not sealed yet
-        self._in_loop = self._left_loop = False
-        self._in_step = False
+        self._in_loop = self._in_step = self._left_loop = False
         self._stopped = False  # the optimizer was stopped in this step
         self._released = False
         self._step_began_ns = 0
@@ -93,6 +92,7 @@ class LoopMember(RepairParticipant):
 
     def _before_optimizer(self, optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
         """Before weights change: stop if a peer was lost, or wait until a running capture has read them."""
+        refuse_captured(optimizer)
         self._note_update(optimizer, has_closure=bool(args or kwargs))
         if self.rehearsing:
             return
@@ -146,7 +146,7 @@ class LoopMember(RepairParticipant):
         if self.rehearsing:
             self._rehearsal.raised(error)
             return True
-        if self.registry.step_failed:
+        if self.registry.find_failure() or self.registry.step_failed:
             self.report_and_wait(error)
         return False
 

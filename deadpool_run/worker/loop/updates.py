@@ -3,10 +3,12 @@
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from deadpool_run.errors import InterruptedUpdateError
+from deadpool_run.errors import InterruptedUpdateError, ScriptError
+from deadpool_run.worker.compat import c10d
 
 OUTSIDE_LOOP = (
     "this script updates weights outside of job.steps(): nothing protects it, and a lost rank restarts it from the beginning.\n"
@@ -14,6 +16,15 @@ OUTSIDE_LOOP = (
 )
 _OUTSIDE = 3
 """This many updates before the step loop are a loop of the script's own; one or two may be a warm-up."""
+
+
+def refuse_captured(optimizer: Optimizer) -> None:
+    """Raise `ScriptError` while a CUDA graph is captured: its replay would change weights while a snapshot copies them, unseen."""
+    if torch.cuda.is_initialized() and c10d.is_capturing():
+        raise ScriptError(
+            f"{type(optimizer).__name__}.step() was called while a CUDA graph is captured: a replay would change the weights "
+            "without a call of the optimizer, which a snapshot has to see.\nCapture forward and backward only."
+        )
 
 
 class Updates:

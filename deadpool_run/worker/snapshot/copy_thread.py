@@ -131,6 +131,7 @@ class CopyThread:
                 self._perform(capture)
             except BaseException as error:  # noqa: BLE001 - handed to the main thread, which raises it
                 self._failure = error
+            capture = None  # its copies may be large
             self._rank_entry.copying = Copying.NOTHING
             with self._changed:
                 self._capture, self._cancel_pending = None, False

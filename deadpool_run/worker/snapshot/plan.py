@@ -181,7 +181,9 @@ class CapturePlan:
         return [each.clone() for each in self._probes]
 
     def has_probes(self, memory: SlotMemory, probes: list[Tensor]) -> bool:
-        """Return whether a slot has what `probe` has returned, in main memory, bit for bit."""
+        """Return whether a slot has what `probe` has returned, in main memory, bit for bit. None are no evidence."""
+        if not probes:
+            return True
         targets = self.targets(memory)
         kept = [_first(targets[index]) for index in self._probed]
         return all(torch.equal(_bytes(one), _bytes(other)) for one, other in zip(kept, probes, strict=True))

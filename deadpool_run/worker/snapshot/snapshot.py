@@ -33,7 +33,7 @@ from deadpool_run.worker.snapshot.copy_thread import CopyThread, OnSkip
 from deadpool_run.worker.snapshot.plan import BufferCopies, CapturePlan, live_tensors
 from deadpool_run.worker.snapshot.restore import Restoration
 from deadpool_run.worker.snapshot.slot_memory import SlotMemory
-from deadpool_run.worker.snapshot.writer import StateCapture
+from deadpool_run.worker.snapshot.writer import StateCapture, events_now
 from deadpool_run.worker.state import script_hooks
 from deadpool_run.worker.state.digest import sample
 from deadpool_run.worker.state.process_settings import ProcessSettings
@@ -328,6 +328,7 @@ class Snapshots:
     def _take(self, version: Version) -> None:
         with torch.no_grad():
             self._copy_of = None
+            self.values = {}  # free the old copies before new ones are made
             self.protected.left.unwatch()
             if self.protected.follow():
                 self._plan = None
@@ -368,13 +369,11 @@ class Snapshots:
             plan = self._plan = CapturePlan(self.protected, self._buffers)
             self.protected.state_tensors.forget()
             self._write_counts = plan.write_counts()
+        # A step's work on another device may write to main memory later than we can read it.
+        probes = plan.probe() if self._ended or plan.cuda_devices or self._mark is None else []
         return StateCapture(
-            version=version,
-            plan=plan,
-            values=self.values,
-            write_counts=self._write_counts,
-            probes=plan.probe(),
-            ready=tuple(torch.cuda.current_stream(device).record_event() for device in plan.cuda_devices),
+            *(version, plan, self.values, self._write_counts),
+            *(probes, *events_now(plan.cuda_devices)),
             mark=self._mark,
             ended=self._ended or not (plan.cuda_devices or self._mark),
         )

@@ -35,12 +35,26 @@ class StateCapture:
     """`plan.write_counts()` when the step ended."""
     probes: list[Tensor]
     """`plan.probe()` when the step ended."""
+    place: int | None
+    """The CUDA device of the main thread; None if it uses none."""
     ready: tuple[torch.cuda.Event, ...]
     """Recorded on the streams that the script used when the step ended; empty without CUDA."""
     mark: Mark | None
     """Of the device that carries collectives, when the step ended."""
     ended: bool
     """Whether the step's kernels had ended by then: a later interruption cannot have made their results wrong."""
+
+
+def events_now(devices: set[torch.device]) -> tuple[int | None, tuple[torch.cuda.Event, ...]]:
+    """Return the number of the thread's CUDA device, and events on its streams of that one, where variables may be, and of `devices`.
+
+    A thread that waits for them sleeps. Without CUDA, None and no events.
+    """
+    if not torch.cuda.is_initialized():
+        return None, ()
+    place = torch.cuda.current_device()
+    streams = map(torch.cuda.current_stream, devices | {torch.device("cuda", place)})
+    return place, tuple(stream.record_event(torch.cuda.Event(blocking=True)) for stream in streams)
 
 
 @dataclass(eq=False)
@@ -51,9 +65,13 @@ class Writer:
     rank: Rank
     interrupted: Callable[[], bool]
     _streams: dict[torch.device, torch.cuda.Stream] = field(default_factory=dict)
+    _place: int | None = None
 
     def write(self, memory: SlotMemory, capture: StateCapture) -> bool:
         """Write the slot and mark it complete; return False if the tensors changed after the step's end."""
+        if capture.place != self._place and capture.place is not None:
+            torch.cuda.set_device(capture.place)  # of this thread: else torch opens a context on the first device
+            self._place = capture.place
         segments.mark_busy(memory.fd)
         plan, tree = capture.plan, TreeWriter()
         values = self._values(capture, tree)

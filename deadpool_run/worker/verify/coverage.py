@@ -13,6 +13,7 @@ from itertools import chain
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.distributed.fsdp import FSDPModule
@@ -93,6 +94,7 @@ class Coverage:
 
     def begin(self) -> None:
         """Find the unprotected objects when the loop begins. Takes some tens of milliseconds."""
+        _warn_of_measured_algorithms()
         made.take_made()
         modules, optimizers, loose, helpers = _live_objects()
         self._helpers += self._unprotected_helpers(helpers)
@@ -352,6 +354,15 @@ def _called(what: str, obj: object, where: str) -> str:
     kind = "" if type(obj) is Tensor else f" ({type(obj).__name__})"
     article = "an" if what[0] in "aeiou" else "a"
     return f"the {what} {where!r}{kind}" if where else f"{article} {what}{kind}"
+
+
+def _warn_of_measured_algorithms() -> None:
+    is_first = not dist.is_initialized() or dist.get_rank() == 0
+    if is_first and torch.cuda.is_initialized() and torch.backends.cudnn.benchmark:
+        warn(
+            "torch.backends.cudnn.benchmark is on: cuDNN measures its algorithms in each process, so a replacement may choose others, "
+            "which round differently.\nTurn it off if weights have to be equal bit for bit after a loss."
+        )
 
 
 def _warn_of_metric(module: Any, name: str) -> None:

@@ -260,3 +260,13 @@ def test_a_tensor_that_counts_no_writes_is_compared_with_the_others():
     with torch.inference_mode():
         made.running_mean.fill_(2)
     assert "'made'" in other.changed()
+
+
+@pytest.mark.parametrize("measures", [True, False])
+def test_algorithms_that_cudnn_measures_are_warned_of(monkeypatch, measures):
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", measures)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        Coverage(Protected()).begin()
+    assert any("cudnn.benchmark is on" in str(each.message) for each in said) == measures
