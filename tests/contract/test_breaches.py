@@ -28,9 +28,9 @@ SAID = {
     "losses of several steps are summed, for one backward": "a backward goes through the graph of an earlier step",
     "enumerate() counts the steps, for later": f"number {IN_CLOSURE} was 1 in the first run and 2 in the second",
     "a tensor is trained by hand, and not protected": "the tensor 'scale' of shape (8,)",
-    "a count that a generator keeps sets the learning rate": f"counts (generator), {CHANGED}",
-    "the step is drawn by a generator function": f"inputs (generator), {CHANGED}",
-    "an average of a library, beside a file, scales the loss": f"meter (Meter), {CHANGED}",
+    "a count that a generator keeps sets the learning rate": f"counts {IN_CLOSURE} (generator), {CHANGED}",
+    "the step is drawn by a generator function": f"inputs {IN_CLOSURE} (generator), {CHANGED}",
+    "an average of a library, beside a file, scales the loss": f"meter {IN_CLOSURE} (Meter), {CHANGED}",
     "a collective is waited for in the next step": "allreduce: this collective was issued in an earlier step",
 }
 """A part of each refusal. The trial of the first updating step after step 0 finds all other breaches."""
