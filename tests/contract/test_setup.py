@@ -40,8 +40,8 @@ def test_a_replacement_has_the_set_up_of_its_rank(case, cluster, tmp_path):
     ("case", "part"),
     [
         ("total", "job.steps() has 9 steps here and had 12 in the rank's first process"),
-        ("number", "start is 3 here and was 0 in the rank's first process"),
-        ("tensor", "mean has other numbers here than in the rank's first process"),
+        ("number", "start (in the closure of main().prepared) is 3 here and was 0 in the rank's first process"),
+        ("tensor", "mean (in the closure of main().prepared) has other numbers here than in the rank's first process"),
     ],
 )
 @pytest.mark.parametrize("options", [(), HOT], ids=["warm", "hot"])
@@ -54,7 +54,9 @@ def test_a_set_up_that_reads_what_training_wrote_is_refused(case, part, options,
 def test_a_number_that_differs_is_reported(cluster, tmp_path):
     job = run(cluster, tmp_path, "unused-number", "1", "6")
     assert job.exit_code == 0, job.told()
-    assert "start is 3 here and was 0 in the rank's first process" in said(job), job.told()
+    assert "start (in the closure of main().prepared) is 3 here and was 0 in the rank's first process" in said(job), (
+        job.told()
+    )
 
 
 def test_data_of_set_up_that_no_transcript_can_hold_is_refused_at_the_start(cluster, tmp_path):

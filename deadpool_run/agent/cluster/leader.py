@@ -237,6 +237,7 @@ class Leader:
                 if epoch > self._timeline:
                     self._new_timeline(epoch, version)
                 self.tell_all(peers.Order(effect, self.state.capture_interval))  # the last leader's may have been lost
+                self._publish_committed()  # after the order: a node takes no news of a timeline that it does not know
             case do.KillAgent(node):
                 self._when_known(lambda: self._to(node, effect))
             case do.ReleaseNode(node) if node == self.here:
@@ -317,11 +318,9 @@ class Leader:
         self.durable.new_timeline()
         if self._tracking is not None:
             self._tracking.new_timeline(self._timeline, rollback)
-            self._publish_committed()
 
     def _publish_committed(self) -> None:
-        assert self._tracking is not None
-        if (committed := self._tracking.committed_news(self._timeline)) is not None:
+        if self._tracking is not None and (committed := self._tracking.committed_news(self._timeline)) is not None:
             self.tell_all(committed)
 
     def _publish_buddies(self) -> None:

@@ -18,6 +18,7 @@ from deadpool_run.vault.transfer.decode import Others, ParityDecoder
 from deadpool_run.vault.transfer.exchange import Incoming, IncomingCopy, receive_whole
 from deadpool_run.vault.transfer.replicas import TRANSCRIPT, Memory
 from deadpool_run.vault.transfer.streams import StreamPool
+from deadpool_run.vault.vault import Vault
 from deadpool_run.wire.peer_connection import PeerConnection
 from deadpool_run.wire.peers import Peer
 
@@ -130,6 +131,18 @@ def compute_snapshot(shared: Shared, rank: Rank, version: Version, timeline: int
     finally:
         parities.shut(parity)
     return digests.nbytes
+
+
+def is_held(vault: Vault, rank: Rank, version: Version) -> bool:
+    """Return whether a slot of the rank here has this version."""
+    return any(each.version == version for each in vault.held(rank))
+
+
+def check_held(vault: Vault, rank: Rank, version: Version) -> int:
+    """Return 0. Raises `SnapshotError` if no slot of the rank here has this version."""
+    if not is_held(vault, rank, version):
+        raise SnapshotError(f"a fetch that was cancelled has taken the slot of snapshot {version} of rank {rank}")
+    return 0
 
 
 def _fill_slot(

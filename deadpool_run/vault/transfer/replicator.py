@@ -21,9 +21,11 @@ from deadpool_run.vault.transfer.decode import Others
 from deadpool_run.vault.transfer.fetch import (
     FetchTask,
     OpenConnections,
+    check_held,
     compute_snapshot,
     fetch_snapshot,
     fetch_transcript,
+    is_held,
 )
 from deadpool_run.vault.transfer.framing import Bucket
 from deadpool_run.vault.transfer.receiver import Served
@@ -85,6 +87,7 @@ class Replicator:
         """Of each rank that lives here and whose buddies are known."""
         self._reported: dict[Rank, _Safe] = {}
         self._fetch_tasks: dict[Rank, FetchTask[Any]] = {}
+        self._cancelled: dict[Rank, FetchTask[Any]] = {}
         self._served: list[Served] = []
         self._ending: list[ReplicationLink | FetchTask[Any]] = []
         self._fetched = (0, 0.0)
@@ -192,7 +195,8 @@ class Replicator:
         if source is not None and not moved:
             self._seat_by_transcript(rank, source, done)
             return
-        self._cancel_fetch(rank)
+        if (task := self._cancel_fetch(rank)) is not None:
+            self._cancelled[rank] = task  # the rank's next one waits for its end
         if moved:
             here = True
             for held in self._vault.held(rank):
@@ -207,13 +211,16 @@ class Replicator:
         self._fill(rank, version, done, source=source, connections=stream_pool, act=act)
 
     def compute(self, rank: Rank, version: Version, done: Done) -> None:
-        """Have this version in the rank's slots here, and call `done` as `seat` does; compute it if only a parity here has it."""
-        held = {each.version for each in self._vault.held(rank)}
-        if version in held or version not in self._shared.replicas.parities.versions(rank):
+        """Have this version in the rank's slots here, and call `done` as `seat` does; compute it if only a parity here has it.
+
+        A fetch of an earlier order ends first: its thread may still write to a slot that the worker is about to use.
+        """
+        others, act = Others(self._shared), partial(check_held, self._vault, rank, version)
+        if not is_held(self._vault, rank, version) and version in self._shared.replicas.parities.versions(rank):
+            act = partial(compute_snapshot, self._shared, rank, version, self._shared.timeline.number, others)
+        elif (task := self._fetch_tasks.get(rank) or self._cancelled.get(rank)) is None or not task.thread.is_alive():
             done(None)
             return
-        others = Others(self._shared)
-        act = partial(compute_snapshot, self._shared, rank, version, self._shared.timeline.number, others)
         self._fill(rank, version, done, source=self._shared.here, connections=others, act=act)
 
     def _fill(  # noqa: PLR0913 - what is filled, from where and how
@@ -229,12 +236,12 @@ class Replicator:
         began = time.monotonic()
 
         def end(nbytes: int | None, failure: str | None) -> None:
-            if nbytes is not None and failure is None:
-                self._fetched = (nbytes, time.monotonic() - began)
+            if nbytes is not None and failure is None and self._fetch_tasks.get(rank) is fetch_task:
+                self._fetched = (nbytes, time.monotonic() - began) if nbytes else self._fetched
                 self._local_of(rank).captured(version)
             self._seated(rank, done, failure)
 
-        self._fetch_tasks[rank] = FetchTask(
+        fetch_task = self._fetch_tasks[rank] = FetchTask(
             name=f"fetch-{rank}",
             peer=source,
             connections=connections,
@@ -277,10 +284,11 @@ class Replicator:
         fetch_task = self._fetch_tasks[rank] = self._transcript_task(rank, source, end, self._cancel_fetch(rank))
 
     def _cancel_fetch(self, rank: Rank) -> FetchTask[Any] | None:
+        """Stop the rank's fetch; return what the rank's next one has to wait for."""
         fetch_task = self._fetch_tasks.pop(rank, None)
         if fetch_task is not None:
             self._end(fetch_task)
-        return fetch_task
+        return fetch_task or self._cancelled.pop(rank, None)
 
     def _seated(self, rank: Rank, done: Done, failure: str | None) -> None:
         if failure is None:
@@ -357,11 +365,8 @@ class Replicator:
         if links:
             holdings = [link.safe(timeline) for link in links.values()]
             common = frozenset.intersection(*(held for held, _ in holdings))
-            safe = (
-                tuple(sorted(version for version, _ in common)),
-                all(transcript for _, transcript in holdings),
-                timeline,
-            )
+            versions = tuple(sorted(version for version, _ in common))
+            safe = (versions, all(transcript for _, transcript in holdings), timeline)
         else:
             held = tuple(each.version for each in self._local_of(rank).held())
             safe = (held, self._vault.has_transcript(rank), timeline)
@@ -370,17 +375,15 @@ class Replicator:
             self._on_safe(rank, *safe)
 
     def _report_refusal(self, rank: Rank, peer: Peer) -> None:
-        link = self._links.get(rank, {}).get(peer)
-        if link is not None:
+        if (link := self._links.get(rank, {}).get(peer)) is not None:
             self._on_refused(rank, peer.node, link.refuses)
 
     def _call(self, what: Callable[..., None], *arguments: object) -> bool:
         """Call a function in the loop; False if the loop is closed."""
-        if self._shared.closing.is_set():
-            return False
         with contextlib.suppress(RuntimeError):  # the loop was closed
-            self._loop.call_soon_threadsafe(what, *arguments)
-            return True
+            if not self._shared.closing.is_set():
+                self._loop.call_soon_threadsafe(what, *arguments)
+                return True
         return False
 
     def _end_links(self, rank: Rank) -> None:
@@ -394,5 +397,4 @@ class Replicator:
 
     def _end_later(self, each: ReplicationLink | FetchTask[Any]) -> None:
         """Have `close` wait for a thread that ends by itself."""
-        self._ending = [other for other in self._ending if other.thread.is_alive()]
-        self._ending.append(each)
+        self._ending = [*(other for other in self._ending if other.thread.is_alive()), each]

@@ -15,18 +15,27 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from deadpool_run.errors import RefusedError, ScriptError
-from deadpool_run.worker.codec import has_state, raw_bytes
-from deadpool_run.worker.compat.modules import dismiss_workers, has_workers, tree_flatten, tree_unflatten, writes_of
+from deadpool_run.worker.codec import has_state, raw_bytes, table_of
+from deadpool_run.worker.compat.modules import (
+    dismiss_workers,
+    has_workers,
+    is_dense,
+    tree_flatten,
+    tree_unflatten,
+    writes_of,
+)
 from deadpool_run.worker.loop.loader_values import LoaderValues
 from deadpool_run.worker.loop.sampler_order import SamplerOrder, generators_of, isolated, samplers, set_epoch
 from deadpool_run.worker.state.digest import sample
 from deadpool_run.worker.state.rng import put_rng, take_rng
+from deadpool_run.worker.variables.values.tensors import is_numeric_array, sample_of_array
 from deadpool_run.worker.verify.script_names import warn
 
 NAME = "deadpool.batches"
 """The name under which a job protects its position in the data."""
 _KEPT = 3
 """Batches kept, so that a survivor that repeats a step or two does not load them again."""
+_DEEPEST = 3
 _ATOMS = (type(None), bool, int, float, str, bytes)
 
 
@@ -201,7 +210,7 @@ class Batches:
     def _note(self, batch: Any) -> None:
         """Note a batch of a loader that is read again from the start of an epoch."""
         if self._order is None and not self._stateful:
-            self._read = zlib.crc32(repr([_content(leaf) for leaf in tree_flatten(batch)[0]]).encode(), self._read)
+            self._read = zlib.crc32(repr(_content(batch)).encode(errors="replace"), self._read)
 
     def _digest(self, done: int) -> int | None:
         """Return a digest of what the present epoch has given up to this batch; None for a loader that repositions itself."""
@@ -292,10 +301,19 @@ def _count(leaf: Any) -> int | None:
     return 0 if isinstance(leaf, _ATOMS) else None
 
 
-def _content(leaf: Any) -> Any:
-    if isinstance(leaf, torch.Tensor):
-        return None if leaf.is_meta or leaf.layout is not torch.strided else sample(leaf)
-    return leaf if isinstance(leaf, _ATOMS) else None
+def _content(value: Any, depth: int = 0) -> list[Any]:
+    """Return something whose text shows what is in a batch, also in attributes of objects there."""
+    found: list[Any] = []
+    for leaf in tree_flatten(value)[0]:
+        if isinstance(leaf, torch.Tensor):
+            found.append(sample(leaf) if is_dense(leaf) and not leaf.is_nested else None)
+        elif is_numeric_array(leaf):
+            found.append(sample_of_array(leaf))
+        elif isinstance(leaf, _ATOMS):
+            found.append(leaf)
+        elif depth < _DEEPEST:
+            found.append([_content(each, depth + 1) for each in table_of(leaf).values()])
+    return found
 
 
 def _seed(start: dict[str, Any], epoch: int, number: int) -> bytes:

@@ -179,7 +179,8 @@ def _data_in(node: Any) -> Iterator[bytes]:
         case ["large array", kind, shape, TensorCopy() as copy, *_]:
             yield f"{kind}{shape}".encode() + _digest(copy.tensor)
         case ["list" | "tuple", list(parts)] if len(parts) >= _MANY and all(map(_is_index, parts)):
-            yield repr(parts).encode()
+            if not _are_of_machine(parts):
+                yield repr(parts).encode()
         case list():
             for part in node:
                 yield from _data_in(part)
@@ -188,6 +189,12 @@ def _data_in(node: Any) -> Iterator[bytes]:
 def _is_index(value: Any) -> bool:
     """Return whether a value is a whole number, and neither an address nor a time in nanoseconds."""
     return type(value) is int and abs(value) < _LARGEST_INDEX
+
+
+def _are_of_machine(numbers: list[int]) -> bool:
+    """Return whether whole numbers may be ports, or CPUs of a place on the machine."""
+    are_cpus = len(set(numbers)) == len(numbers) and set(numbers) <= os.sched_getaffinity(0)
+    return are_cpus or all(number in _PORTS for number in numbers)
 
 
 def _digest(tensor: Tensor) -> bytes:

@@ -1,5 +1,7 @@
 """Copies between nodes, as their agents see it."""
 
+import time
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -8,6 +10,7 @@ from vault_kit import FakeBuddy, cluster, connect, content, in_loop, off
 from deadpool_run.agent.node.node import LocalNode
 from deadpool_run.ids import Rank, Version
 from deadpool_run.vault import segments
+from deadpool_run.vault.status_page import BUSY, EMPTY
 from deadpool_run.wire.peers import Buddies
 
 
@@ -248,6 +251,39 @@ async def test_of_two_orders_for_a_rank_the_later_counts():
         await first
         assert b.vault.captured(Rank(0)) == (5,)
         assert b.body(0, 5) == content(0, 5)
+
+
+def until(true):
+    """Wait until something is true that tells nobody."""
+    while not true():
+        time.sleep(0.001)
+
+
+@pytest.mark.parametrize("seats_first", [False, True])
+@in_loop
+async def test_a_fetch_does_not_write_to_a_slot_after_an_order_to_use_what_is_here(seats_first):
+    """The source was cut off, and the job resumed from an older version. The replacement's worker then uses the other slot."""
+    body = partial(content, nbytes=4 << 20)
+    async with cluster("a", "b", bandwidth=2 << 20) as (a, b):
+        a.capture(0, 10, body=body(0, 10))
+        a.seal(0)
+        a.copies_to(b)
+        await a.until_safe(0, 10)
+        a.capture(0, 11, body=body(0, 11), announce=False)
+        a.replicator.set_buddies({})
+        assert await b.seat(0) is None
+        fetched = b.loop.create_future()
+        b.replicator.fetch(Rank(0), Version(11), a.peer, fetched.set_result)
+        entry = b.vault.status_page.rank_entries[0]
+        await off(until, lambda: BUSY in entry.slots)
+        b.replicator.discard_above(6, Version(10))
+        if seats_first:
+            assert await b.seat(0) is None
+        assert await b.compute(0, 10) is None
+        assert sorted(entry.slots) == [EMPTY, 10]
+        assert await fetched is not None
+        b.capture(0, 12, body=body(0, 12), slot=segments.free_slot(entry.slots, 10, ()))
+        assert b.body(0, 12) == body(0, 12)
 
 
 @in_loop

@@ -267,13 +267,19 @@ OWN = {name for path in PACKAGE.rglob("*.py") for name in _own_names(ast.parse(p
 """Every name that is ours, private or not."""
 
 
+PYTHONS = {"_type_", "_name_", "_value_"}
+"""Names that ctypes and enum document."""
+
+
 def _private_uses(path):
     """Yield line and name of each private name that a module of ours uses of another object, and that is not ours."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and PRIVATE.fullmatch(node.attr) and not _is_self(node.value):
-            if _root(node) not in {"os", "sys"} and (
-                node.attr not in OWN or node.attr in NAMES or _root(node) == "torch"
+            if (
+                _root(node) not in {"os", "sys"}
+                and node.attr not in PYTHONS
+                and (node.attr not in OWN or node.attr in NAMES or _root(node) == "torch")
             ):
                 yield node.lineno, node.attr
         elif isinstance(node, (ast.ImportFrom, ast.Import)):

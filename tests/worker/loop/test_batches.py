@@ -1,6 +1,7 @@
 """A loader that is put back gives exactly the batches that are left, from the same generators, and loads no others."""
 
 import copy
+import dataclasses
 import itertools
 import os
 import random
@@ -343,6 +344,42 @@ def test_indices_that_workers_got_in_advance_are_the_same_or_the_job_stops(at):
         assert at is not None
     else:
         assert numbers == [*range(9), *range(109, 116)]
+
+
+@dataclasses.dataclass
+class Encoded:
+    numbers: torch.Tensor
+
+    def tolist(self):
+        return self.numbers.tolist()
+
+
+class Rows:
+    """Batches of objects and arrays, which are drawn late, and of nested tensors."""
+
+    def __iter__(self):
+        for number in range(16):
+            drawn = random.random()
+            yield (Encoded(torch.tensor([drawn])), np.array([drawn]), torch.nested.nested_tensor([torch.ones(1)]))[
+                number % 3
+            ]
+
+
+@pytest.mark.parametrize("at", [*range(3, 12)])
+def test_objects_and_arrays_that_are_read_again_are_compared(at):
+    seed(1)
+    batches = Batches(Rows(), replay=True)
+    train_on = [batches.take() for _ in range(at)]
+    place, states = copy.deepcopy(batches.state_dict()), take_rng()
+    random.random()
+    batches.load_state_dict(place)
+    batches._next = None
+    put_rng(states)
+    place["begun"]["global"]["python"] = take_rng()["python"]  # as if training had drawn between
+    batches.load_state_dict(place)
+    with pytest.raises(RefusedError, match="gave other batches"):
+        batches.take()
+    assert len(train_on) == at
 
 
 @pytest.mark.parametrize("at", [*range(15), None])

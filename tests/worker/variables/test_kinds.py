@@ -16,6 +16,7 @@ import random
 import sys
 import threading
 import types
+import typing
 import weakref
 
 import pytest
@@ -285,6 +286,50 @@ class Pair(tuple):
     __slots__ = ()
 
 
+class Point(collections.namedtuple("Point", "x y")):  # noqa: PYI024, SLOT002 - as scripts do
+    pass
+
+
+class Shouted(enum.Enum):
+    """Its values are not those by which its members are found."""
+
+    A = "a"
+    B = "b"
+
+    @property
+    def value(self):
+        return self._value_.upper()
+
+
+class Items(list, typing.Generic[typing.TypeVar("T")]):
+    pass
+
+
+class Table(dict, collections.abc.MutableMapping):
+    pass
+
+
+PAD = Name("pad")
+
+
+def looks():
+    """What scripts compare by identity, and classes with a base that has empty slots."""
+    slots, items, table, point, shouted = {"pad": PAD, "n": 0}, Items(), Table(n=0), Point(1, 2), Shouted.A
+    point.seen = 0
+
+    def bump():
+        nonlocal point, shouted
+        slots["n"] += 1
+        items.append(slots["n"])
+        table["n"] += 1
+        seen, point = point.seen, Point(point.y, point.x)
+        point.seen = seen + 1
+        shouted = Shouted.B if shouted is Shouted.A else Shouted.A
+        return slots["pad"] is PAD, slots["n"], list(items), dict(table), tuple(point), point.seen, shouted
+
+    return bump
+
+
 def own_values():
     step, loss, name, pair, units = Step(0), Loss(-0.0, "nat"), Name("a"), Pair((1, 2)), {}
 
@@ -455,7 +500,7 @@ def functions_of_modules():
 KINDS = [
     *(defaults, function_attribute, method_default, partial, containers, a_dict_with_a_model, standard_library),
     *(library_values, iterators, context, thread_local, cyclic, own_module, chosen_module),
-    *(references, functions_of_modules, shared_numbers, own_values, members),
+    *(references, functions_of_modules, shared_numbers, own_values, members, looks),
 ]
 
 

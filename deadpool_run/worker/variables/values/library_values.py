@@ -93,7 +93,8 @@ def parts_of(value: Any) -> list[Any]:
         is_own = kind is torch.device and is_current(value)
         return ["made", _NAMES[kind], [_CURRENT] if is_own else value.__reduce__()[1]]
     if isinstance(value, enum.Enum):
-        return ["enum", kind.__module__, kind.__qualname__, [value.value]]
+        is_member = kind.__members__.get(value._name_) is value  # else several flags together
+        return ["enum", kind.__module__, kind.__qualname__, [value._name_ if is_member else None, value._value_]]
     if kind is torch.dtype:
         return ["dtype", [str(value).removeprefix("torch.")]]
     if (memory := c_numbers_of(value)) is not None:
@@ -110,7 +111,7 @@ def of_parts(tag: str, names: Sequence[str], parts: Sequence[Any], into: Any, cl
         case "made":
             return device_of("cuda") if parts == [_CURRENT] else _MADE[names[0]](*parts)
         case "enum":
-            return class_of(*names)(parts[0])
+            return class_of(*names)(parts[1]) if parts[0] is None else class_of(*names).__members__[parts[0]]
         case "dtype":
             return getattr(torch, parts[0])
         case "bytearray":

@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from deadpool_run.worker.codec import attributes_of
 from deadpool_run.worker.state import generators
 from deadpool_run.worker.variables.values.library_values import C_DATA
+from deadpool_run.worker.variables.values.objects import OpaqueError
 
 _WITH_OTHER_STATE = (
     nn.Module,
@@ -61,8 +62,11 @@ def may_be_made(kind: type) -> bool:
 
 
 def made(kind: Any) -> Any:
-    """Return a new object without attributes. No code of the class is run."""
-    return object.__new__(kind) if isinstance(kind.__new__, FunctionType) else kind.__new__(kind)
+    """Return a new object without attributes. No code of the class is run. Raises `OpaqueError` if a part of it is written in C."""
+    try:
+        return object.__new__(kind) if isinstance(kind.__new__, FunctionType) else kind.__new__(kind)
+    except TypeError as error:
+        raise OpaqueError from error
 
 
 _CONTAINERS: tuple[Any, ...] = (OrderedDict, dict, deque, list, set)
@@ -98,7 +102,8 @@ def container_of(kind: type, modules: Collection[str]) -> Any:
     if (
         kind.__module__ not in modules
         or issubclass(kind, nn.Module)
-        or any("__slots__" in vars(each) for each in kind.__mro__)
+        or kind.__dictoffset__ == 0
+        or any(vars(each).get("__slots__") for each in kind.__mro__)
     ):
         return None
     base = next((each for each in _CONTAINERS if issubclass(kind, each)), None)

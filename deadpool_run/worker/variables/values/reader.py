@@ -22,6 +22,7 @@ from deadpool_run.worker.variables.values.own_objects import (
     class_of_name,
     immutable_base_of,
     made,
+    plain_value,
     replace_attributes,
     set_attributes,
     set_attributes_of_module,
@@ -183,7 +184,7 @@ class ValueReader:
             case "complex":
                 return complex(*parts)
             case "own value":
-                return self._own_value(*parts)
+                return self._own_value(parts, into)
             case "tensor":
                 dtype, shape, data, *layout = parts
                 return _into(into, tensor_of(data, getattr(torch, dtype)).reshape(shape), layout)
@@ -243,11 +244,15 @@ class ValueReader:
         found.grad = None if gradient is None else self.read(gradient).clone()
         return found
 
-    def _own_value(self, module: str, name: str, names: list[str], values: list[Any], node: Any) -> Any:
-        kind = self._class(module, name)
-        made = immutable_base_of(kind, (kind.__module__,)).__new__(kind, self.read(node))
-        set_attributes(made, dict(zip(names, map(self.read, values), strict=True)))
-        return made
+    def _own_value(self, parts: list[Any], into: Any) -> Any:
+        """Return `into` if it has the same plain value: a script may compare it by identity."""
+        module, name, names, values, node = parts
+        kind, plain = self._class(module, name), self.read(node)
+        base = immutable_base_of(kind, (kind.__module__,))
+        same = type(into) is kind and repr(plain_value(base, into)) == repr(plain)
+        found = into if same else base.__new__(kind, plain)
+        set_attributes(found, dict(zip(names, map(self.read, values), strict=True)))
+        return found
 
     def _own_container(self, parts: list[Any], into: Any) -> Any:
         module, name, names, values, node = parts

@@ -17,7 +17,7 @@ import msgspec
 import torch
 from torch import Tensor, nn
 
-from deadpool_run.worker.codec import attributes_of
+from deadpool_run.worker.codec import attributes_of, table_of
 from deadpool_run.worker.state import generators
 from deadpool_run.worker.state.numbered import WeaklyNumbered
 from deadpool_run.worker.state.state_tensors import StateTensors
@@ -261,7 +261,7 @@ class ValueWriter:
                 return self._container(kind, value, value)
             if kind in DICTS.values():
                 return self._container(kind, value, value.keys(), value.values())
-            if issubclass(kind, tuple) and hasattr(kind, "_fields"):
+            if issubclass(kind, tuple) and hasattr(kind, "_fields") and not table_of(value):
                 return ["named", *self._class(kind), self._all(value)]
             if kind.__module__ == torch.return_types.__name__:
                 return ["results", kind.__name__, self._all(value)]
