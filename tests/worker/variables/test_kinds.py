@@ -309,12 +309,27 @@ class Table(dict, collections.abc.MutableMapping):
     pass
 
 
-PAD = Name("pad")
+def parts_that_are_made_anew():
+    """A tuple of the script's class with a tensor that a restore cannot write to."""
+    with torch.inference_mode():
+        total = torch.zeros(5000)
+    held = {"pair": Pair((total, "x"))}
+
+    def bump():
+        with torch.inference_mode():
+            held["pair"][0][77] += 1
+        return float(held["pair"][0][77])
+
+    return bump
+
+
+PAD, UNSET = Name("pad"), Pair(("unset",))
 
 
 def looks():
-    """What scripts compare by identity, and classes with a base that has empty slots."""
-    slots, items, table, point, shouted = {"pad": PAD, "n": 0}, Items(), Table(n=0), Point(1, 2), Shouted.A
+    """Objects that scripts compare by identity, and classes whose base has empty slots."""
+    slots = {"pad": PAD, "unset": UNSET, "n": 0}
+    items, table, point, shouted = Items(), Table(n=0), Point(1, 2), Shouted.A
     point.seen = 0
 
     def bump():
@@ -325,7 +340,8 @@ def looks():
         seen, point = point.seen, Point(point.y, point.x)
         point.seen = seen + 1
         shouted = Shouted.B if shouted is Shouted.A else Shouted.A
-        return slots["pad"] is PAD, slots["n"], list(items), dict(table), tuple(point), point.seen, shouted
+        there = slots["pad"] is PAD, slots["unset"] is UNSET, slots["n"]
+        return *there, list(items), dict(table), tuple(point), point.seen, shouted
 
     return bump
 
@@ -500,7 +516,7 @@ def functions_of_modules():
 KINDS = [
     *(defaults, function_attribute, method_default, partial, containers, a_dict_with_a_model, standard_library),
     *(library_values, iterators, context, thread_local, cyclic, own_module, chosen_module),
-    *(references, functions_of_modules, shared_numbers, own_values, members, looks),
+    *(references, functions_of_modules, shared_numbers, own_values, members, looks, parts_that_are_made_anew),
 ]
 
 

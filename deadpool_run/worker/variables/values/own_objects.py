@@ -135,6 +135,13 @@ def plain_value(base: Any, value: Any) -> Any:
     return _PLAIN_VALUES[base](value)
 
 
+def are_same(one: Any, other: Any) -> bool:
+    """Return whether two plain values have the same numbers and texts, and refer to the same objects otherwise."""
+    if type(one) in (tuple, frozenset):
+        return type(other) is type(one) and len(one) == len(other) and all(map(are_same, one, other))
+    return one is other or (type(one) is type(other) and type(one) in _PLAIN_VALUES and repr(one) == repr(other))
+
+
 def attributes_of_container(value: Any) -> dict[str, Any]:
     """Return the attributes of a container of the script's; an empty dict if its items are its attributes."""
     found: dict[str, Any] = vars(value)

@@ -19,6 +19,7 @@ from deadpool_run.worker.variables.values.layouts import layout_of_array, layout
 from deadpool_run.worker.variables.values.objects import Objects, OpaqueError
 from deadpool_run.worker.variables.values.own_objects import (
     TABLES,
+    are_same,
     class_of_name,
     immutable_base_of,
     made,
@@ -249,8 +250,8 @@ class ValueReader:
         module, name, names, values, node = parts
         kind, plain = self._class(module, name), self.read(node)
         base = immutable_base_of(kind, (kind.__module__,))
-        same = type(into) is kind and repr(plain_value(base, into)) == repr(plain)
-        found = into if same else base.__new__(kind, plain)
+        is_there = type(into) is kind and are_same(plain_value(base, into), plain)
+        found = into if is_there else base.__new__(kind, plain)
         set_attributes(found, dict(zip(names, map(self.read, values), strict=True)))
         return found
 
