@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from kit.taken import Taken
 
 from deadpool_run.worker.variables.variables import Variables
 
@@ -11,12 +12,6 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
-
-
-class Taken(list):
-    """A list that snapshots do not keep, because its class has slots."""
-
-    __slots__ = ()
 
 
 def run(*, steps, taken):

@@ -87,7 +87,7 @@ class Replicator:
         """Of each rank that lives here and whose buddies are known."""
         self._reported: dict[Rank, _Safe] = {}
         self._fetch_tasks: dict[Rank, FetchTask[Any]] = {}
-        self._cancelled: dict[Rank, FetchTask[Any]] = {}
+        self._cancelled: dict[Rank, FetchTask[Any]] = {}  # the rank's next fetch waits for the end of this one
         self._served: list[Served] = []
         self._ending: list[ReplicationLink | FetchTask[Any]] = []
         self._fetched = (0, 0.0)

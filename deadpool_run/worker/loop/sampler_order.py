@@ -64,8 +64,7 @@ class SamplerOrder:
         """Compare with what another process has drawn: the digest of its first `done` indices, and its `ahead()`. None is unknown."""
         if self._pass is None:
             return order in (None, 0)
-        same = ahead is None or self._pass.digests.get(ahead[0], ahead[1]) == ahead[1]
-        return same and order in (None, self._pass.digest(done))
+        return (ahead is None or self._pass.may_have_drawn(*ahead)) and order in (None, self._pass.digest(done))
 
     def ahead(self) -> tuple[int, int]:
         """Return how many batches' indices were drawn, for workers in advance, and a digest of them."""
@@ -89,7 +88,7 @@ class _Pass:
         self._seed = seed
         self._number = 0
         self._stream: RngStates | None = None
-        self.digests = {0: 0}
+        self._digests = {0: 0}
         """By the number of indices drawn."""
 
     def __iter__(self) -> "_Pass":
@@ -105,16 +104,19 @@ class _Pass:
             self._draw()
 
     def digest(self, count: int) -> int:
-        for older in [number for number in self.digests if number < min(count, self._number)]:
-            del self.digests[older]
-        return self.digests.get(count, 0)
+        for older in [number for number in self._digests if number < min(count, self._number)]:
+            del self._digests[older]
+        return self._digests.get(count, 0)
 
     def drawn(self) -> tuple[int, int]:
-        return self._number, self.digests[self._number]
+        return self._number, self._digests[self._number]
+
+    def may_have_drawn(self, count: int, digest: int) -> bool:
+        return self._digests.get(count, digest) == digest
 
     def _draw(self) -> Any:
         index = self._next_index()
-        self.digests[self._number + 1] = zlib.crc32(_encoded(index), self.digests[self._number])
+        self._digests[self._number + 1] = zlib.crc32(_encoded(index), self._digests[self._number])
         self._number += 1
         return index
 

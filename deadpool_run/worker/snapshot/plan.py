@@ -160,9 +160,7 @@ class CapturePlan:
         self._watched = [tensor for tensor in own[: len(parameters)] if not tensor.is_inference()]
         self.cuda_devices = {source.device for source in self.sources if source.is_cuda}
         self._views: dict[int, tuple[int, list[Tensor]]] = {}
-        step = max(1, -(-len(parameters) // _MOST_PROBES))
-        last = len(parameters) - 1
-        self._probed = [index for index in dict.fromkeys([*range(0, last, step), last]) if self._is_dense(index)]
+        self._probed = list(filter(self._is_dense, _spread(len(parameters))))
         self._probes = [_first(self.sources[index]) for index in self._probed]
 
     def holds(self, protected: Protected, buffers: BufferCopies) -> bool:
@@ -173,11 +171,11 @@ class CapturePlan:
         )
 
     def _is_dense(self, index: int) -> bool:
-        source = self.sources[index] if index >= 0 else None
-        return source is not None and source.numel() > 0 and source.stride() == self.entries[index].stride
+        source = self.sources[index]
+        return source.numel() > 0 and source.stride() == self.entries[index].stride
 
     def probe(self) -> list[Tensor]:
-        """Return copies of a few elements of some parameters, as they are now. Takes some microseconds."""
+        """Return copies of a few elements of some parameters, as they are now. Takes tens of microseconds."""
         return [each.clone() for each in self._probes]
 
     def has_probes(self, memory: SlotMemory, probes: list[Tensor]) -> bool:
@@ -207,6 +205,12 @@ class CapturePlan:
             views = [memory.view(entry) for entry in self.entries]
             self._views[memory.fd] = memory.mapping_version, views
         return views
+
+
+def _spread(count: int) -> list[int]:
+    """Return up to `_MOST_PROBES` of the first `count` numbers, the first and the last among them."""
+    step = max(1, -(-(count - 1) // (_MOST_PROBES - 1)))
+    return [*range(0, count - 1, step), *range(count)[-1:]]
 
 
 def _first(tensor: Tensor) -> Tensor:

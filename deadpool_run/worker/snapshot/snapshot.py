@@ -184,9 +184,8 @@ class Snapshots:
         if plan.write_counts() != self._write_counts or not plan.holds(self.protected, self._buffers):
             return False
         self.wait()
-        if self._copy_of is None or self._copy_of not in self.held():
-            return False
-        return plan.is_equal_to(self._memory_of(self._copy_of))
+        version = self._copy_of
+        return version is not None and version in self.held() and plan.is_equal_to(self._memory_of(version))
 
     def observe(self) -> dict[str, int]:
         """Return digests of all state that a step changes, by name."""
@@ -369,11 +368,14 @@ class Snapshots:
             plan = self._plan = CapturePlan(self.protected, self._buffers)
             self.protected.state_tensors.forget()
             self._write_counts = plan.write_counts()
-        # A step's work on another device may write to main memory later than we can read it.
-        probes = plan.probe() if self._ended or plan.cuda_devices or self._mark is None else []
         return StateCapture(
-            *(version, plan, self.values, self._write_counts),
-            *(probes, *events_now(plan.cuda_devices)),
+            version=version,
+            plan=plan,
+            values=self.values,
+            write_counts=self._write_counts,
+            # A step's work on another device may write to main memory later than we can read it.
+            probes=plan.probe() if self._ended or plan.cuda_devices or self._mark is None else [],
+            ready=events_now(plan.cuda_devices),  # behind the probes
             mark=self._mark,
             ended=self._ended or not (plan.cuda_devices or self._mark),
         )

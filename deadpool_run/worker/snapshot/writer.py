@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,6 +24,14 @@ from deadpool_run.worker.state.protected import Protected
 _LOG = logging.getLogger("deadpool_run")
 
 
+class Events(NamedTuple):
+    """Events on the streams of a thread. Without CUDA there are none."""
+
+    place: int | None
+    """The number of the thread's CUDA device."""
+    events: tuple[torch.cuda.Event, ...]
+
+
 @dataclass(slots=True)
 class StateCapture:
     """A state to be written into a slot."""
@@ -35,26 +43,21 @@ class StateCapture:
     """`plan.write_counts()` when the step ended."""
     probes: list[Tensor]
     """`plan.probe()` when the step ended."""
-    place: int | None
-    """The CUDA device of the main thread; None if it uses none."""
-    ready: tuple[torch.cuda.Event, ...]
-    """Recorded on the streams that the script used when the step ended; empty without CUDA."""
+    ready: Events
+    """Recorded on the streams that the script used when the step ended."""
     mark: Mark | None
     """Of the device that carries collectives, when the step ended."""
     ended: bool
     """Whether the step's kernels had ended by then: a later interruption cannot have made their results wrong."""
 
 
-def events_now(devices: set[torch.device]) -> tuple[int | None, tuple[torch.cuda.Event, ...]]:
-    """Return the number of the thread's CUDA device, and events on its streams of that one, where variables may be, and of `devices`.
-
-    A thread that waits for them sleeps. Without CUDA, None and no events.
-    """
+def events_now(devices: set[torch.device]) -> Events:
+    """Record events on the thread's streams of its CUDA device, where variables may be, and of `devices`. A thread that waits for them sleeps."""
     if not torch.cuda.is_initialized():
-        return None, ()
+        return Events(None, ())
     place = torch.cuda.current_device()
     streams = map(torch.cuda.current_stream, devices | {torch.device("cuda", place)})
-    return place, tuple(stream.record_event(torch.cuda.Event(blocking=True)) for stream in streams)
+    return Events(place, tuple(stream.record_event(torch.cuda.Event(blocking=True)) for stream in streams))
 
 
 @dataclass(eq=False)
@@ -69,9 +72,10 @@ class Writer:
 
     def write(self, memory: SlotMemory, capture: StateCapture) -> bool:
         """Write the slot and mark it complete; return False if the tensors changed after the step's end."""
-        if capture.place != self._place and capture.place is not None:
-            torch.cuda.set_device(capture.place)  # of this thread: else torch opens a context on the first device
-            self._place = capture.place
+        place = capture.ready.place
+        if place is not None and place != self._place:
+            torch.cuda.set_device(place)  # of this thread: else torch opens a context on the first device
+            self._place = place
         segments.mark_busy(memory.fd)
         plan, tree = capture.plan, TreeWriter()
         values = self._values(capture, tree)
@@ -79,7 +83,7 @@ class Writer:
         value_entries, end = lay_out(value_tensors, plan.end)
         memory.ensure(end, pin_for=next(iter(plan.cuda_devices), None))
         targets = plan.targets(memory) + [memory.view(entry) for entry in value_entries]
-        for event in capture.ready:
+        for event in capture.ready.events:
             event.synchronize()
         if capture.mark is not None:
             capture.mark.wait()

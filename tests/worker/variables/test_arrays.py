@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from kit.taken import Taken
 
 from deadpool_run.errors import RefusedError
 from deadpool_run.worker.variables.variables import Variables
@@ -9,12 +10,6 @@ from deadpool_run.worker.variables.variables import Variables
 FIELDS = np.dtype([("seen", "f4", (2,)), ("priority", "f8"), ("age", [("steps", "i2"), ("epochs", "i4")])], align=True)
 LARGE = 5_000
 STEPS = 5
-
-
-class Taken(list):
-    """A list that snapshots do not keep, because its class has slots."""
-
-    __slots__ = ()
 
 
 def with_fields(rows):

@@ -4,15 +4,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from kit.taken import Taken
 
 from deadpool_run.worker.codec import TreeReader, TreeWriter, device_of, name_of_device
 from deadpool_run.worker.variables.variables import Variables
-
-
-class Taken(list):
-    """A list that snapshots do not keep, because its class has slots."""
-
-    __slots__ = ()
 
 
 @pytest.fixture

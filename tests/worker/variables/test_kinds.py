@@ -21,17 +21,12 @@ import weakref
 
 import pytest
 import torch
+from kit.taken import Taken
 
 from deadpool_run.errors import RefusedError
 from deadpool_run.worker.variables.variables import Variables
 
 STEPS = 5
-
-
-class Taken(list):
-    """A list that snapshots do not keep, because its class has slots."""
-
-    __slots__ = ()
 
 
 class Words(dict):

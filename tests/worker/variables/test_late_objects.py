@@ -5,18 +5,13 @@ import functools
 
 import pytest
 import torch
+from kit.taken import Taken
 from torch import nn
 
 from deadpool_run.errors import RefusedError
 from deadpool_run.worker.variables.variables import Variables
 
 STEPS = 6
-
-
-class Taken(list):
-    """A list that snapshots do not keep, because its class has slots."""
-
-    __slots__ = ()
 
 
 class Net(nn.Module):

@@ -14,16 +14,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from kit.taken import Taken
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from deadpool_run.worker.variables.variables import Variables
-
-
-class Taken(list):
-    """A list that snapshots do not keep, because its class has slots."""
-
-    __slots__ = ()
 
 
 class Averager:

@@ -8,15 +8,10 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from kit.taken import Taken
 from test_kinds import run
 
 STEPS = 4
-
-
-class Taken(list):
-    """A list that snapshots do not keep, because its class has slots."""
-
-    __slots__ = ()
 
 
 def closure():

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from kit.taken import Taken
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, Subset, TensorDataset
@@ -16,12 +17,6 @@ from deadpool_run.worker.variables.variables import Variables
 
 STEPS = 5
 __hidden = 0
-
-
-class Taken(list):
-    """A list that snapshots do not keep, because its class has slots."""
-
-    __slots__ = ()
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -5,6 +5,7 @@ import types
 
 import pytest
 import torch
+from kit.taken import Taken
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -21,12 +22,6 @@ def scaled(module, x):
 class Act(nn.Module):
     def forward(self, x):
         return x
-
-
-class Taken(list):
-    """A list that snapshots do not keep, because its class has slots."""
-
-    __slots__ = ()
 
 
 def with_function(module):
