@@ -95,10 +95,12 @@ def _message(error: CheckpointError | OSError) -> str:
 
 
 def _candidates(order: ChooseCheckpoint) -> Iterator[_Candidate]:
-    named = _named(order.resume)
+    named, start = _named(order.resume), _start_of(order.resume)
     if order.target and (order.resume == _AUTO or not order.first):
         storage = storage_at(order.target)
         for version in reversed(checkpoint_format.versions_in(storage.names())):
+            if start is not None and version <= start:  # of an older run, which may have had the same id
+                break
             candidate = _Candidate(storage, checkpoint_format.name_of(version))
             if order.resume == _AUTO or _is_of(candidate, order.run):
                 yield candidate
@@ -113,6 +115,12 @@ def _named(resume: str) -> _Candidate | None:
     return _Candidate(storage_at(place), name)
 
 
+def _start_of(resume: str) -> int | None:
+    """Return the version of a checkpoint that the user has named; None if there is none in its name."""
+    named = _named(resume)
+    return None if named is None else checkpoint_format.version_in(named.name)
+
+
 def _is_of(candidate: _Candidate, run: str) -> bool:
     try:
         return candidate.record().run == run
@@ -122,8 +130,7 @@ def _is_of(candidate: _Candidate, run: str) -> bool:
 
 def _refuse_newer(storage: Storage, resume: str) -> None:
     """Reject a directory with newer checkpoints than the start: they would be mistaken for this run's."""
-    named = _named(resume)
-    start = None if named is None else checkpoint_format.version_in(named.name)
+    start = _start_of(resume)
     newer = [
         checkpoint_format.name_of(version)
         for version in checkpoint_format.versions_in(storage.names())

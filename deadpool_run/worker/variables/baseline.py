@@ -9,7 +9,7 @@ from typing import Any
 from deadpool_run.worker.variables.left_alone import fingerprint_of
 from deadpool_run.worker.variables.modules import LEAVES
 from deadpool_run.worker.variables.scope import Scope
-from deadpool_run.worker.variables.values.functions import CODE
+from deadpool_run.worker.variables.values.kinds.functions import CODE
 from deadpool_run.worker.variables.values.objects import OpaqueError, UnkeptDataError
 from deadpool_run.worker.variables.values.tensors import is_data
 from deadpool_run.worker.variables.values.unkept import Unkept

@@ -19,8 +19,8 @@ from deadpool_run.ids import PACKAGE
 from deadpool_run.worker.codec import table_of
 from deadpool_run.worker.compat.modules import writes_of
 from deadpool_run.worker.state import generators
-from deadpool_run.worker.variables.values.functions import CODE
-from deadpool_run.worker.variables.values.iterators import is_iterator, progress_of
+from deadpool_run.worker.variables.values.kinds.functions import CODE
+from deadpool_run.worker.variables.values.kinds.iterators import is_iterator, progress_of
 from deadpool_run.worker.variables.values.objects import OpaqueError, UnkeptDataError
 from deadpool_run.worker.variables.values.tensors import is_numeric_array, sample_of_array
 from deadpool_run.worker.variables.values.writer import ValueWriter

@@ -5,11 +5,9 @@ anything else as well, such as a file, a queue or a thread, is left alone, since
 """
 
 import logging
-import os
 import sys
 import threading
 import weakref
-from abc import ABCMeta
 from collections import OrderedDict
 from collections.abc import Callable
 from types import BuiltinFunctionType, FunctionType, ModuleType
@@ -21,12 +19,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from deadpool_run.ids import PACKAGE
 from deadpool_run.worker.state import generators
 from deadpool_run.worker.variables.modules import LEAVES
-from deadpool_run.worker.variables.values.library_values import is_immutable, is_kept
+from deadpool_run.worker.variables.values.kinds.library_values import is_immutable, is_kept
+from deadpool_run.worker.variables.values.kinds.own_objects import is_plain
 from deadpool_run.worker.variables.values.tensors import is_array_type, is_numeric_array
-from deadpool_run.worker.variables.values.writer import DICTS, SEQUENCES
+from deadpool_run.worker.variables.values.writer import SEQUENCES
 
 _SEQUENCES = frozenset(SEQUENCES.values())
 _DICTS = frozenset({dict, OrderedDict})
@@ -51,33 +49,12 @@ _REFERENCES = (
 _BESIDE = (logging.Logger, type(threading.Lock()), type(threading.RLock()))
 """Classes of what an object may have beside its values. In one of the standard library, the values may belong to them: a queue."""
 _DEEPEST = 3
-_OTHER = frozenset({type(os.environ), *SEQUENCES.values(), *DICTS.values()})
-"""The launcher itself writes to the environment. The others are written as containers."""
-_REDUCE: Any = object.__reduce_ex__
-_MACHINERY = ("torch._", "torch.distributed._", "torch.distributed.fsdp", "torch.distributed.tensor")
-"""Packages of torch whose objects belong to a wrapped or compiled model. They are looked after with it."""
-
-
-class _Plain:
-    """A class without a part written in C."""
 
 
 def has_only_values(value: Any, is_known: Callable[[object], bool]) -> bool:
     """Return whether an object, and those inside it, have only values and references. `is_known`: an object is kept by itself."""
     is_left_alone = isinstance(value, (*_REFERENCES, *_BESIDE))
-    return _is_plain(type(value)) and not is_left_alone and _Search(is_known).is_value(value)
-
-
-def _is_plain(kind: type) -> bool:
-    """Return whether all state of a class's objects is in attributes: no class that it derives from is written in C, or has slots."""
-    return (
-        type(kind) in (type, ABCMeta)
-        and kind.__basicsize__ == _Plain.__basicsize__
-        and kind.__dictoffset__ == _Plain.__dictoffset__  # one slot is as large as what a class without slots has
-        and kind.__reduce_ex__ is _REDUCE
-        and not kind.__module__.startswith((PACKAGE, *_MACHINERY))
-        and kind not in _OTHER
-    )
+    return is_plain(type(value)) and not is_left_alone and _Search(is_known).is_value(value)
 
 
 class _Search:
@@ -102,7 +79,7 @@ class _Search:
         if isinstance(value, _BESIDE) or id(value) in self._seen:
             return True
         self._seen.add(id(value))
-        if not _is_plain(kind) or len(self._seen) > _MOST_OBJECTS:
+        if not is_plain(kind) or len(self._seen) > _MOST_OBJECTS:
             return False
         is_standard = kind.__module__.partition(".")[0] in sys.stdlib_module_names
         return all(self.is_value(each, objects=not is_standard) for each in vars(value).values())

@@ -17,8 +17,8 @@ from torch.optim.lr_scheduler import LRScheduler
 from deadpool_run.worker.codec import attributes_of
 from deadpool_run.worker.compat.modules import buffers_of, comm_hooks, hook_states, hooks_of_tensor, inside_compiled
 from deadpool_run.worker.state.hooks import is_unknown
-from deadpool_run.worker.variables.values.functions import is_code
-from deadpool_run.worker.variables.values.library_values import is_immutable
+from deadpool_run.worker.variables.values.kinds.functions import is_code
+from deadpool_run.worker.variables.values.kinds.library_values import is_immutable
 
 Owner = TypeVar("Owner")
 

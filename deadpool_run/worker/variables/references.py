@@ -8,14 +8,16 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from deadpool_run.worker.compat.made import is_step_of_scheduler
-from deadpool_run.worker.state.numbered import WeaklyNumbered
+from deadpool_run.worker.state.numbered import MadeLater
 from deadpool_run.worker.variables.scope import Scope
-from deadpool_run.worker.variables.values.functions import is_bound_in_c, is_code
+from deadpool_run.worker.variables.values.kinds.functions import is_bound_in_c, is_code
 from deadpool_run.worker.variables.values.objects import OF_LOADERS, USED, Objects, OpaqueError, UnkeptDataError
 
 TAG = "made later"
 _MOST_LATER = 256
 """Objects that were made later and can be put back: the newest ones."""
+_SNAPSHOTS = 4
+"""More than those that a process may go back to."""
 _MOST_ITEMS = 256
 
 
@@ -24,7 +26,7 @@ class References:
 
     def __init__(self) -> None:
         self.named = Objects(weakly=True)
-        self.numbered = WeaklyNumbered(_MOST_LATER)
+        self.made_later = MadeLater(_MOST_LATER, _SNAPSHOTS)
         self._last: dict[Any, int] = {}
         """Numbers, by the variables that have them in the present snapshot."""
         self._before: dict[Any, int] = {}
@@ -49,6 +51,7 @@ class References:
     def next(self) -> None:
         """Begin another snapshot."""
         self._last, self._before = {}, self._last
+        self.made_later.parts.next()
 
     def later(self, name: Any, value: Any, *, was_empty: bool) -> tuple[list[Any], bool] | None:
         """Return the node of a variable's object that was made later, and whether an earlier step made it.
@@ -58,12 +61,12 @@ class References:
         """
         if not isinstance(value, USED) or (was_empty and isinstance(value, OF_LOADERS)) or is_step_of_scheduler(value):
             return None
-        number = self._last[name] = self.numbered.number(value)
+        number = self._last[name] = self.made_later.weakly.number(value)
         return [TAG, number], self._rehearsed and self._before.get(name) == number
 
-    def made_later(self, node: Any) -> Any:
+    def of_node(self, node: Any) -> Any:
         """Return the object of such a node; None if this process does not have it."""
-        return self.numbered.get(node[1])
+        return self.made_later.weakly.get(node[1])
 
     def _name(self, scopes: Iterable[Scope], write: Callable[[Any], Any], when: str) -> None:
         for scope in scopes:

@@ -43,7 +43,7 @@ from deadpool_run.worker.variables.modules import (
     submodules_of,
 )
 from deadpool_run.worker.variables.scope import Scope
-from deadpool_run.worker.variables.values.functions import (
+from deadpool_run.worker.variables.values.kinds.functions import (
     Attributes,
     arguments_of,
     defaults_of,
@@ -54,15 +54,15 @@ from deadpool_run.worker.variables.values.functions import (
     set_arguments,
     set_defaults,
 )
-from deadpool_run.worker.variables.values.library_values import is_immutable
-from deadpool_run.worker.variables.values.objects import Objects, OpaqueError
-from deadpool_run.worker.variables.values.own_objects import (
+from deadpool_run.worker.variables.values.kinds.library_values import is_immutable
+from deadpool_run.worker.variables.values.kinds.own_objects import (
     attributes_of_container,
     container_of,
     content_of,
     is_own,
     set_attributes,
 )
+from deadpool_run.worker.variables.values.objects import Objects, OpaqueError
 from deadpool_run.worker.variables.values.writer import ValueWriter
 
 _MOST_KEYS = 256
@@ -95,6 +95,8 @@ class Scopes:
             if isinstance(each, Optimizer) and not is_optimizer_wrapper(each):
                 self.objects.add(f"{name}, state", each.state)
                 self.objects.add(f"{name}, groups", each.param_groups)
+        self.parameters: list[tuple[str, Tensor]] = []
+        """The parameters of unprotected modules, by name."""
         self._functions: set[int] = set()
         self._with_forward: set[type] = set()
         self._classes = Classes()
@@ -312,6 +314,7 @@ class Scopes:
                 continue
             self.objects.add(f"{name}{path}", each)
             self._add_attached(f"{name}{path}", each)
+            self.parameters += [(f"{name}{path}.{key}", value) for key, value in each.named_parameters(recurse=False)]
             if buffers := buffers_to_keep(each):
                 self._add(Scope(f"{name}{path}, buffers", partial(dict, buffers), buffers.update, buffers.pop))
 

@@ -27,12 +27,17 @@ from deadpool_run.worker.variables.scopes import Scopes
 from deadpool_run.worker.variables.values.digests import Looks
 from deadpool_run.worker.variables.values.objects import MadeLaterError, Objects, OpaqueError, UnkeptDataError
 from deadpool_run.worker.variables.values.reader import ValueReader
-from deadpool_run.worker.variables.values.tensors import TensorCopies, TensorCopy, is_freed, tensors_of
-from deadpool_run.worker.variables.values.unkept import MADE_LATER, LostValue, Unkept, kept_back, raise_refused
+from deadpool_run.worker.variables.values.tensors import TensorCopies, TensorCopy, larger_tensors_of
+from deadpool_run.worker.variables.values.unkept import (
+    MADE_LATER,
+    LostValue,
+    OfLostProcess,
+    Unkept,
+    kept_back,
+    raise_refused,
+)
 from deadpool_run.worker.variables.values.writer import ValueWriter, encoded
 
-_LARGE = 1024
-"""Elements. A smaller tensor is a loss, a norm or a count, and may be for the log only."""
 _REPLACED = "replaced modules"
 """Not a scope: the places in modules that have another one."""
 _IMPORTED = "imported modules"
@@ -97,6 +102,7 @@ class Variables:
         self._references.begin(self._scopes, self._writer().write)
         self._baseline = Baseline(self._noting_writer, self.keeps)
         self._baseline.note(self._scopes)
+        self._objects.add_others(self._scopes.parameters)
         self._late = LateModules(self._imported)
         self._copies.begun()
 
@@ -183,7 +189,7 @@ class Variables:
             self._scopes.objects.get,
             reference=self._references.named.get,
             state=self._state.named,
-            module=self._references.numbered.get,
+            made_later=self._references.made_later,
             own=self._scopes.modules,
             large=taken.get("large", ()),
             refuse=self.refuse,
@@ -237,15 +243,9 @@ class Variables:
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the larger tensors in variables, by name, except those that require gradients."""
         for scope in self._scopes or ():
-            assert self._scopes is not None
             for name, value in scope.read().items():
-                for part, tensor in () if self._scopes.is_scope(value) else tensors_of(value):
-                    if (
-                        not tensor.requires_grad
-                        and tensor.numel() >= _LARGE
-                        and not (tensor.is_meta or is_freed(tensor))
-                    ):
-                        yield shown_variable(scope.name, f"{name}{part}"), tensor
+                for part, tensor in () if self.keeps(value) else larger_tensors_of(value):
+                    yield shown_variable(scope.name, f"{name}{part}"), tensor
 
     def _advanced(self) -> dict[str, str]:
         assert self._scopes is not None
@@ -276,7 +276,7 @@ class Variables:
             copies=self._copies,
             state=None if noting else self._state,
             noting=noting,
-            modules=self._references.numbered if late else None,
+            made_later=self._references.made_later if late else None,
         )
 
     def _changed(self, writer: ValueWriter, name: _Name, value: Any, first: First | None, *, thorough: bool) -> Any:
@@ -331,12 +331,15 @@ class Variables:
             if node in (OPAQUE, _GONE) or _is_lost(node):
                 continue
             if references.is_made_later(node):
-                later = self._references.made_later(node)
+                later = self._references.of_node(node)
                 lost = LostValue(shown_variable(scope, name), MADE_LATER, self.refuse, kept.get(name))
                 found[name] = lost if later is None else later
                 continue
+            reader.reading = shown_variable(scope, name)
             try:
-                found[name] = reader.read(node)
+                value = reader.read(node)
+                if type(value) is not OfLostProcess:
+                    found[name] = value
             except (OpaqueError, KeyError):
                 why = "it has a function, a class or another object that was made after the loop had begun"
                 found[name] = LostValue(shown_variable(scope, name), why, self.refuse, kept.get(name))

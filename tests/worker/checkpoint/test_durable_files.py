@@ -425,6 +425,18 @@ def test_a_world_that_begins_again_goes_on_from_what_its_run_has_written(trained
     assert read(made(), tmp_path, **again).version == 2
 
 
+def test_a_world_that_begins_again_takes_no_checkpoint_from_before_the_one_that_was_named(trained, made, tmp_path):
+    slots, step = trained
+    write(slots, tmp_path / "old")  # of an earlier run, which had the same id
+    step()
+    write(slots, tmp_path / "other")
+    again = {"resume": tmp_path / "other" / "step-00000002", "first": False}
+    assert read(made(), tmp_path / "old", **again).version == 2
+    step()
+    write(slots, tmp_path / "old")
+    assert read(made(), tmp_path / "old", **again).version == 3
+
+
 def test_names():
     assert checkpoint_format.version_in(checkpoint_format.name_of(12)) == 12
     assert checkpoint_format.version_in("step-00000012.tmp") is None

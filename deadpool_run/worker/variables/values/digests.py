@@ -16,7 +16,7 @@ from deadpool_run.ids import PACKAGE
 from deadpool_run.worker.codec import attributes_of
 from deadpool_run.worker.compat.modules import writes_of
 from deadpool_run.worker.state import generators
-from deadpool_run.worker.variables.values.functions import CODE
+from deadpool_run.worker.variables.values.kinds.functions import CODE
 from deadpool_run.worker.variables.values.tensors import is_array, is_numeric_array, sample_of_array
 
 _MOST_OBJECTS = 1 << 14

@@ -1,6 +1,7 @@
 """The objects that every process of a rank has when the loop begins, by name, and what is raised for values that are not kept."""
 
 import weakref
+from collections.abc import Iterable
 from contextlib import suppress
 from functools import partial
 from types import FunctionType, MethodType
@@ -52,6 +53,12 @@ class Objects:
         with suppress(TypeError):  # its class allows no weak references
             self._objects[name] = weakref.ref(obj) if may_go else obj
             self._names[id(obj)] = name
+
+    def add_others(self, found: Iterable[tuple[str, Any]]) -> None:
+        """Note those of these objects that have no name yet, for containers that refer to them later."""
+        for name, obj in found:
+            if self.name_of(obj) is None:
+                self.add(name, obj)
 
     def add_memory(self, obj: Any) -> None:
         """Note that the content of a named tensor or array is kept: later views of its memory refer to it."""

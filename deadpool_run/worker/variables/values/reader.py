@@ -2,6 +2,7 @@
 
 import sys
 import threading
+import weakref
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
@@ -14,10 +15,10 @@ from torch.nn import Parameter
 
 from deadpool_run.worker.codec import array_of, device_of, tensor_of
 from deadpool_run.worker.state import generators
-from deadpool_run.worker.variables.values import functions, iterators, library_values, sets
-from deadpool_run.worker.variables.values.layouts import layout_of_array, layout_of_tensor, new_array, new_tensor
-from deadpool_run.worker.variables.values.objects import Objects, OpaqueError
-from deadpool_run.worker.variables.values.own_objects import (
+from deadpool_run.worker.state.numbered import MadeLater
+from deadpool_run.worker.variables.values import sets
+from deadpool_run.worker.variables.values.kinds import functions, iterators, library_values
+from deadpool_run.worker.variables.values.kinds.own_objects import (
     TABLES,
     are_same,
     class_of_name,
@@ -28,13 +29,25 @@ from deadpool_run.worker.variables.values.own_objects import (
     set_attributes,
     set_attributes_of_module,
 )
+from deadpool_run.worker.variables.values.layouts import layout_of_array, layout_of_tensor, new_array, new_tensor
+from deadpool_run.worker.variables.values.objects import Objects, OpaqueError
 from deadpool_run.worker.variables.values.plain import FACTORIES
 from deadpool_run.worker.variables.values.tensors import TensorCopy
-from deadpool_run.worker.variables.values.unkept import raise_refused, with_lost_graph
+from deadpool_run.worker.variables.values.unkept import (
+    OF_OTHER,
+    LostValue,
+    OfLostProcess,
+    raise_refused,
+    with_lost_graph,
+)
 from deadpool_run.worker.variables.values.views import view_of
 from deadpool_run.worker.variables.values.writer import DICTS, SEQUENCES
 
 _CODE = frozenset({"code", "method", "bound", "partial"})
+
+
+class _Gone:
+    """An object to which nothing refers any more."""
 
 
 class ValueReader:
@@ -47,21 +60,23 @@ class ValueReader:
         *,
         reference: Callable[[str], Any] = str,
         state: Callable[[str], Any] = str,
-        module: Callable[[int], Any] = lambda _: None,
+        made_later: MadeLater | None = None,
         own: Collection[str] = (),
         large: Sequence[Tensor] = (),
         refuse: Callable[[str], NoReturn] = raise_refused,
     ) -> None:
         """`scope` returns the object whose content is written elsewhere, by name, and `reference` one of which only the name is written.
 
-        `state` returns a tensor of an optimizer. All three raise `KeyError` for what this process does not have. `module` returns the
-        module of a number, or None.
+        `state` returns a tensor of an optimizer. All three raise `KeyError` for what this process does not have. `made_later` are those that this process
+        has made since.
         `own` are the script's Python modules, and `large` the large tensors, by number.
         A backward through the graph of a tensor, which cannot be kept, calls `refuse`.
         """
         self._objects = objects or Objects()
         self._by_name = {"scope": scope, "id": scope, "reference": reference, "state": state}
-        self._module_of_number = module
+        self._made_later = made_later or MadeLater(0, 1)
+        self.reading = "a variable"
+        """The name of the present variable, for messages."""
         self._own = own
         self._large = large
         self._refuse = refuse
@@ -69,7 +84,7 @@ class ValueReader:
         self._filled: dict[int, Any] = {}
         """The parts of a module that this process still has, by the numbers of those that are read into them."""
 
-    def read(self, node: Any, into: Any = None) -> Any:  # noqa: C901, PLR0911 - one line for each kind
+    def read(self, node: Any, into: Any = None) -> Any:  # noqa: C901, PLR0911, PLR0912 - one line for each kind
         """Return the value of a node. `into` is an object to fill and return, if it is of the same kind.
 
         Raises `OpaqueError` for a class that this process does not have.
@@ -93,6 +108,8 @@ class ValueReader:
             return id(found) if tag == "id" else found
         if tag == "hole":
             return self._there(self._objects.named(parts[0]))
+        if tag == "number":
+            return self._numbered(*parts)
         if tag == "closure":
             return self._closure(*parts)
         if tag in ("view", "base"):
@@ -123,6 +140,22 @@ class ValueReader:
         if found is None:
             raise OpaqueError
         return found
+
+    def _numbered(self, number: int, kind: str, is_of_process: bool) -> Any:
+        """Return an object that this process has, or what stands for it."""
+        found = self._made_later.parts.get(number)
+        if found is not None:
+            return found
+        lost = LostValue(f"an object of class {kind} in {self.reading}", OF_OTHER, self._refuse)
+        return OfLostProcess(lost) if is_of_process else lost
+
+    def _attributes(self, names: list[str], nodes: list[Any]) -> dict[str, Any]:
+        found = zip(names, map(self.read, nodes), strict=True)
+        return {name: each.lost if type(each) is OfLostProcess else each for name, each in found}
+
+    def _items_there(self, nodes: list[Any]) -> list[Any]:
+        """Return the items of a container without what only the lost process had a use for."""
+        return [each for each in map(self.read, nodes) if type(each) is not OfLostProcess]
 
     def _closure(self, tag: str, name: str, nodes: list[Any]) -> Any:
         """Return the function of this name, with what its closure held."""
@@ -162,8 +195,8 @@ class ValueReader:
         tag, parts = (node[0], node[1:]) if isinstance(node, list) else ("", [])
         if tag in ("object", "module"):
             kind = self._class(*parts[:2])
-            if tag == "module" and into is None:
-                into = self._module_of_number(parts[4])
+            if into is None and len(parts) > 4:
+                into = self._made_later.weakly.get(parts[4])
             return into if type(into) is kind else made(kind)
         if tag == "deque":
             return into if type(into) is deque and into.maxlen == parts[1] else deque(maxlen=parts[1])
@@ -207,12 +240,14 @@ class ValueReader:
                 dtype, shape, copy, *layout = parts
                 return _array(dtype, shape, self._large_tensor(copy).numpy().tobytes(), *layout, into=into)
             case "named":
-                return tuple.__new__(self._class(*parts[:2]), map(self.read, parts[2]))
+                return self._tuple(partial(tuple.__new__, self._class(*parts[:2])), parts[2])
+            case "weak":
+                return weakref.ref(_Gone() if parts[0] is None else self.read(parts[0]))
         kind = self._class(*parts[:2])
         found = into if type(into) is kind else made(kind)
         if tag == "module":
             self._fill_tables(found, *parts[2:4])
-        attributes = dict(zip(parts[2], map(self.read, parts[3]), strict=True))
+        attributes = self._attributes(*parts[2:4])
         (set_attributes_of_module if tag == "module" else replace_attributes)(found, attributes)
         return found
 
@@ -252,7 +287,7 @@ class ValueReader:
         base = immutable_base_of(kind, (kind.__module__,))
         is_there = type(into) is kind and are_same(plain_value(base, into), plain)
         found = into if is_there else base.__new__(kind, plain)
-        set_attributes(found, dict(zip(names, map(self.read, values), strict=True)))
+        set_attributes(found, self._attributes(names, values))
         return found
 
     def _own_container(self, parts: list[Any], into: Any) -> Any:
@@ -266,20 +301,22 @@ class ValueReader:
         target = into if is_alike else made
         tag, *content = node
         if tag in SEQUENCES:
-            _fill(target, SEQUENCES[tag], [self.read(each) for each in content[0]])
+            _fill(target, SEQUENCES[tag], self._items_there(content[0]))
         else:
             if isinstance(made, defaultdict) and target is made:
                 made.default_factory = _factory(content)
             _fill(target, DICTS[tag], self._items(content))
         if vars(target) is not target:
             vars(target).clear()
-            set_attributes(target, dict(zip(names, map(self.read, values), strict=True)))
+            set_attributes(target, self._attributes(names, values))
         return target
 
     def _sequence(self, kind: Any, parts: list[Any], into: Any) -> Any:
-        values = [self.read(each) for each in parts[0]]
-        if kind in (tuple, frozenset):
-            return kind(values)
+        if kind is tuple:
+            return self._tuple(tuple, parts[0])
+        values = self._items_there(parts[0])
+        if kind is frozenset:
+            return frozenset(values)
         target: Any = into if type(into) is kind and (kind is not deque or into.maxlen == parts[1]) else None
         if target is None:
             target = deque(maxlen=parts[1]) if kind is deque else kind()
@@ -291,8 +328,14 @@ class ValueReader:
             target = defaultdict(_factory(parts))
         return _fill(target, dict if issubclass(kind, dict) and kind is not OrderedDict else kind, self._items(parts))
 
+    def _tuple(self, make: Callable[[list[Any]], Any], nodes: list[Any]) -> Any:
+        """Return a tuple, whose items are not to be missed; in place of one with an item of the lost process only, what stands for that."""
+        values = [self.read(each) for each in nodes]
+        return next((each for each in values if type(each) is OfLostProcess), None) or make(values)
+
     def _items(self, parts: list[Any]) -> dict[Any, Any]:
-        return dict(zip(map(self.read, parts[0]), map(self.read, parts[1]), strict=True))
+        found = zip(map(self.read, parts[0]), map(self.read, parts[1]), strict=True)
+        return {key: each for key, each in found if OfLostProcess not in (type(key), type(each))}
 
 
 def _fill(target: Any, base: Any, values: Any) -> Any:

@@ -28,6 +28,8 @@ _COMPARED_BYTES = 1 << 20
 """Arrays of up to this size are compared whole in each step."""
 _COMPARED_IN_ALL = 64 << 20
 """Larger arrays, and tensors in main memory, are compared whole up to this limit: some milliseconds in each step."""
+_LARGE = 1024
+"""Elements. A smaller tensor is a loss, a norm or a count, and may be for the log only."""
 SAMPLES = 1024
 """Elements of a large array that are compared."""
 _PLAIN = (Tensor, torch.nn.Parameter)
@@ -233,6 +235,13 @@ def _are_equal(one: Tensor, other: Tensor) -> bool:
     """Return whether two tensors of one size in main memory have the same bytes, NaNs among them."""
     ones, others = one.contiguous(), other.contiguous()
     return ones.nbytes == others.nbytes and not _compare(ones.data_ptr(), others.data_ptr(), ones.nbytes)
+
+
+def larger_tensors_of(value: Any) -> Iterator[tuple[str, Tensor]]:
+    """Yield the larger ones of `tensors_of`, except those that require gradients."""
+    for part, tensor in tensors_of(value):
+        if not tensor.requires_grad and tensor.numel() >= _LARGE and not (tensor.is_meta or is_freed(tensor)):
+            yield part, tensor
 
 
 def tensors_of(value: Any) -> Iterator[tuple[str, Tensor]]:

@@ -15,26 +15,17 @@ from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary
 
 import msgspec
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from deadpool_run.worker.codec import attributes_of, table_of
+from deadpool_run.ids import PACKAGE
+from deadpool_run.worker.codec import table_of
 from deadpool_run.worker.state import generators
-from deadpool_run.worker.state.numbered import WeaklyNumbered
+from deadpool_run.worker.state.numbered import MadeLater
 from deadpool_run.worker.state.state_tensors import StateTensors
-from deadpool_run.worker.variables.values import functions, iterators, library_values
 from deadpool_run.worker.variables.values.data_writer import DataWriter
+from deadpool_run.worker.variables.values.kinds import functions, iterators, library_values
+from deadpool_run.worker.variables.values.object_writer import NAMES_ONLY, STAND_INS, WHOLE, ObjectWriter
 from deadpool_run.worker.variables.values.objects import USED, MadeLaterError, Objects, OpaqueError, UnkeptDataError
-from deadpool_run.worker.variables.values.own_objects import (
-    attributes_of_container,
-    attributes_of_module,
-    class_of_name,
-    container_of,
-    content_of,
-    immutable_base_of,
-    is_own,
-    may_be_made,
-    plain_value,
-)
 from deadpool_run.worker.variables.values.plain import LOCKS, are_numbers, factory_of, fits, text_node
 from deadpool_run.worker.variables.values.sharing import Sharing
 from deadpool_run.worker.variables.values.tensors import (
@@ -44,7 +35,7 @@ from deadpool_run.worker.variables.values.tensors import (
     is_array,
     is_data,
 )
-from deadpool_run.worker.variables.values.unkept import MADE_LATER, LostValue, why_lost
+from deadpool_run.worker.variables.values.unkept import MADE_LATER, LostValue, is_of_process, why_lost
 from deadpool_run.worker.variables.values.views import layout_of
 
 _PLAIN = frozenset({type(None), bool, float, str, bytes})
@@ -63,7 +54,7 @@ _TOO_DEEP = f"it has values that are nested more than {_DEEPEST} deep"
 _CODE = (*functions.CODE, MethodType, partial)
 
 
-class ValueWriter:
+class ValueWriter(ObjectWriter):
     """Writes values that may share objects."""
 
     def __init__(  # noqa: PLR0913 - what is written in another way
@@ -76,34 +67,30 @@ class ValueWriter:
         copies: TensorCopies | None = None,
         state: StateTensors | None = None,
         noting: str = "",
-        modules: WeaklyNumbered | None = None,
+        made_later: MadeLater | None = None,
         most_bytes: int = MOST_BYTES,
     ) -> None:
         """Without `objects`, identities are not written. `named` are the objects whose content is written elsewhere.
 
         Tensors of `state` are written by name. Of `references`, only the name is written: no snapshot holds such objects, but every process of the rank has them.
         `own` are the modules whose objects are written with their attributes. Large tensors become `TensorCopy`s out of `copies`.
-        With `noting`, objects are added to `objects`, under names that begin so. With `modules`, those without a name are written with
-        their attributes and a number. `most_bytes` is the limit on one value.
+        With `noting`, objects are added to `objects`, under names that begin so. With `made_later`, modules and objects of libraries
+        that have no name are written with their attributes and a number, and others in a container as a number only.
+        `most_bytes` is the limit on one value.
         """
-        self._objects = objects
+        super().__init__(objects, references or Objects(), own, made_later)
         self._named = named or Objects()
-        self._references = references or Objects()
-        self._own = own
         copies = copies or TensorCopies()
         self._data = DataWriter(copies, state, most_bytes)
         self._noting = noting
-        self._modules = modules
-        self._in_module = False
         self._made: dict[int, tuple[int, Any]] = {}
         """The objects that were made after the loop began, each with its number."""
         self._numbers = itertools.count()
         self._sharing = Sharing(self._made, copies)
         self.holes = 0
-        """How many objects were written by name only, because their content cannot be kept."""
+        """How many objects were written by name or number only, because their content cannot be kept."""
         self._values = 0
         self._within: set[int] = set()
-        self._in_iterator = False
 
     def write(self, value: Any) -> Any:
         """Return the node of a value. Raises `OpaqueError`."""
@@ -155,8 +142,14 @@ class ValueWriter:
         if not isinstance(value, _CODE):
             return None
         if isinstance(value, partial):
-            named = self._all(value.keywords.values())
-            return ["partial", self._write(value.func), self._all(value.args), list(value.keywords), named]
+            named = self._under(NAMES_ONLY, value.keywords.values())
+            return [
+                "partial",
+                self._write(value.func),
+                self._under(NAMES_ONLY, value.args),
+                list(value.keywords),
+                named,
+            ]
         if isinstance(value, MethodType):
             name, owner = functions.name_of_method(value), self._write(value.__self__)
             return ["bound", self._write(value.__func__), owner] if name is None else ["method", owner, name]
@@ -208,9 +201,21 @@ class ValueWriter:
             name = f"{self._noting}#{self._values}"
             self._objects.add(name, value, weakly=True)
             name = self._objects.name_of(value)  # None if its class allows no weak references
-        if name is None:
-            raise MadeLaterError(MADE_LATER) if isinstance(value, USED) else OpaqueError
+        if name is None and isinstance(value, USED):
+            raise MadeLaterError(MADE_LATER)
+        kind = type(value)
+        if name is None and (
+            self._made_later is None or self._rule != STAND_INS or kind.__module__.startswith(PACKAGE)
+        ):
+            raise OpaqueError
         self.holes += 1
+        if name is None and self._made_later is not None:
+            return [
+                "number",
+                self._made_later.parts.number(value),
+                f"{kind.__module__}.{kind.__qualname__}",
+                is_of_process(kind),
+            ]
         return self._function(["hole", name], value)
 
     def _function(self, node: list[Any], value: Any) -> list[Any]:
@@ -221,7 +226,7 @@ class ValueWriter:
         before = len(self._made)
         self._within.add(id(value))
         try:
-            return ["closure", *node, self._all(cells)]
+            return ["closure", *node, self._under(NAMES_ONLY, cells)]
         except OpaqueError:
             self._forget(before)
             return node
@@ -265,61 +270,20 @@ class ValueWriter:
                 return ["named", *self._class(kind), self._all(value)]
             if kind.__module__ == torch.return_types.__name__:
                 return ["results", kind.__name__, self._all(value)]
-            return self._object(kind, value)
+            if (node := self._object(kind, value)) is not None:
+                return node
+            return self._iterator(value) if iterators.is_iterator(value) else self._generator(value)
         finally:
             self._within.discard(id(value))
 
-    def _object(self, kind: type, value: Any) -> Any:
-        if is_own(kind, self._own) and may_be_made(kind):
-            attributes = content_of(value)
-            return ["object", *self._class(kind), list(attributes), self._all(attributes.values())]
-        if self._modules is not None and issubclass(kind, nn.Module):
-            return self._module(self._modules, kind, value)
-        if (base := container_of(kind, self._own)) is not None:
-            return self._own_container(kind, base, value)
-        if (base := immutable_base_of(kind, self._own)) is not None:
-            attributes = attributes_of(value)
-            own = [*self._class(kind), list(attributes), self._all(attributes.values())]
-            return ["own value", *own, self._write(plain_value(base, value))]
-        if library_values.is_kept(value):
-            return self._of_library(value)
-        return self._iterator(value) if iterators.is_iterator(value) else self._generator(value)
-
-    def _class(self, kind: type) -> tuple[str, str]:
-        """Return the Python module of a class and its name there; no module, and its name as a reference, for a local class."""
-        if class_of_name(kind.__module__, kind.__qualname__) is kind or not (name := self._references.name_of(kind)):
-            return kind.__module__, kind.__qualname__
-        return "", name
-
-    def _module(self, modules: WeaklyNumbered, kind: type, value: Any) -> list[Any]:
-        attributes, is_inside, self._in_module = attributes_of_module(value), self._in_module, True
-        number = 0 if is_inside else modules.number(value)
-        try:
-            return ["module", *self._class(kind), list(attributes), self._all(attributes.values()), number]
-        finally:
-            self._in_module = is_inside
-
-    def _own_container(self, kind: type, base: Any, value: Any) -> list[Any]:
-        columns = [base.keys(value), base.values(value)] if issubclass(base, dict) else [list(base.__iter__(value))]
-        attributes = attributes_of_container(value)
-        own = [*self._class(kind), list(attributes), self._all(attributes.values())]
-        return ["own container", *own, self._container(base, value, *columns)]
-
-    def _of_library(self, value: Any) -> list[Any]:
-        tag, *parts, arguments = library_values.parts_of(value)
-        return [tag, *parts, self._all(arguments)]
-
     def _iterator(self, value: Any) -> list[Any]:
-        before, self._in_iterator = self._in_iterator, True
         try:
             parts = iterators.parts_of(value)
             if parts is not None:
                 made_by, arguments, *state = parts
-                return ["iterator", made_by, self._all(arguments), self._all(state)]
+                return ["iterator", made_by, self._under(WHOLE, arguments), self._under(WHOLE, state)]
         except OpaqueError:
             pass
-        finally:
-            self._in_iterator = before
         if len(self._within) > 1:
             raise OpaqueError
         raise UnkeptDataError(iterators.WHY_LOST)
@@ -342,7 +306,9 @@ class ValueWriter:
         except (UnkeptDataError, MadeLaterError):
             raise
         except OpaqueError:
-            if self._in_iterator:  # what it iterates over has a position
+            if self._rule == WHOLE:  # what an iterator iterates over has a position
+                if isinstance(value, USED):
+                    raise MadeLaterError(MADE_LATER) from None
                 raise
             self._forget(before)
             return self._hole(value)

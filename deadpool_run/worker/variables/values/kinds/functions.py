@@ -15,7 +15,7 @@ from types import (
 )
 from typing import Any
 
-from deadpool_run.worker.variables.values.library_values import is_immutable
+from deadpool_run.worker.variables.values.kinds.library_values import is_immutable
 
 CODE = (FunctionType, BuiltinFunctionType, type, ModuleType)
 _BOUND_IN_C = frozenset({BuiltinFunctionType, MethodWrapperType})
@@ -49,8 +49,13 @@ def code_of_name(module: str, name: str, own: Collection[str]) -> Any:
     if isinstance(found, BuiltinFunctionType):
         return found if module in ("torch", "torch.nn.functional", "math") else None
     may_be_named = module in own or module.startswith(_HARMLESS) or (module == "builtins" and isinstance(found, type))
+    may_be_named = may_be_named or (module == "numpy" and _is_class_of_numbers(found))
     is_there = isinstance(found, CODE) and found.__module__ == module  # not imported from another one
     return found if may_be_named and is_there else None
+
+
+def _is_class_of_numbers(value: Any) -> bool:
+    return isinstance(value, type) and issubclass(value, sys.modules["numpy"].generic)
 
 
 def name_of_method(method: Any) -> str | None:

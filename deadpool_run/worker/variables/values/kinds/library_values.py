@@ -6,13 +6,16 @@ Numbers that processes share (`multiprocessing.Value`) are written in place: oth
 import ctypes
 import datetime as dt
 import enum
+import re
 import sys
+import time
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
+from uuid import UUID
 
 import torch
 
@@ -34,12 +37,28 @@ _MADE: dict[str, type] = {
         type(Path()),
         range,
         slice,
+        time.struct_time,
+        type(...),
+        type(NotImplemented),
+        UUID,
+        re.Pattern,
         torch.device,
         torch.Size,
     )
 }
-"""Immutable classes. A call of the class with the arguments that `__reduce__` returns makes an equal value."""
+"""Immutable classes. A call of the class, or of `_MAKERS`, with the arguments that `__reduce__` or `_ARGUMENTS` returns makes an equal value."""
 _NAMES = {kind: name for name, kind in _MADE.items()}
+_MAKERS: dict[Any, Callable[..., Any]] = {re.Pattern: re.compile}
+_ARGUMENTS: dict[Any, Callable[[Any], Sequence[Any]]] = {
+    type(...): lambda _: (),
+    type(NotImplemented): lambda _: (),
+    UUID: lambda value: (str(value),),
+    re.Pattern: lambda value: (value.pattern, value.flags),
+    torch.device: lambda value: (_CURRENT,) if is_current(value) else value.__reduce__()[1],
+}
+"""The arguments for classes whose `__reduce__` does not return them."""
+_OF_TORCH = (torch.dtype, torch.layout, torch.memory_format)
+"""Constants of torch, by name."""
 _CURRENT = "cuda, the one of the process"
 C_DATA: Any = ctypes.Array.__base__
 """The class from which all of ctypes derive."""
@@ -47,17 +66,19 @@ _SIMPLE: Any = ctypes.c_int.__base__
 _NUMBERS = frozenset("?bBhHiIlLqQfdgcu")
 """Type codes of ctypes without pointers and Python objects."""
 
-TAGS = frozenset({"enum", "bytearray", "array of", "dtype", "made", "c numbers"})
+TAGS = frozenset({"enum", "bytearray", "array of", "constant of torch", "made", "c numbers", "error"})
 
 
 def is_immutable(value: Any) -> bool:
     """Return whether a value is one of these classes and never changes."""
-    return type(value) in _NAMES or type(value) is torch.dtype or isinstance(value, enum.Enum)
+    return type(value) in _NAMES or type(value) in _OF_TORCH or isinstance(value, enum.Enum)
 
 
 def is_kept(value: Any) -> bool:
     """Return whether a value is one of these classes and can change."""
-    return type(value) in (bytearray, array) or c_numbers_of(value) is not None
+    return (
+        type(value) in (bytearray, array) or issubclass(type(value), BaseException) or c_numbers_of(value) is not None
+    )
 
 
 def c_numbers_of(value: Any) -> memoryview | None:
@@ -90,30 +111,40 @@ def parts_of(value: Any) -> list[Any]:
     """Return a tag, names, and last a sequence of the plain values in it."""
     kind = type(value)
     if kind in _NAMES:
-        is_own = kind is torch.device and is_current(value)
-        return ["made", _NAMES[kind], [_CURRENT] if is_own else value.__reduce__()[1]]
+        arguments = _ARGUMENTS[kind](value) if kind in _ARGUMENTS else value.__reduce__()[1]
+        return ["made", _NAMES[kind], arguments]
     if isinstance(value, enum.Enum):
         is_member = kind.__members__.get(value._name_) is value  # else several flags together
         return ["enum", kind.__module__, kind.__qualname__, [value._name_ if is_member else None, value._value_]]
-    if kind is torch.dtype:
-        return ["dtype", [str(value).removeprefix("torch.")]]
+    if kind in _OF_TORCH:
+        return ["constant of torch", [str(value).removeprefix("torch.")]]
+    if issubclass(kind, BaseException):
+        return [
+            "error",
+            kind.__module__,
+            kind.__qualname__,
+            [_builtin_of(kind).__reduce__(value)[1], dict(vars(value))],
+        ]
     if (memory := c_numbers_of(value)) is not None:
         return ["c numbers", [bytes(memory)]]
     return ["bytearray", [bytes(value)]] if kind is bytearray else ["array of", [value.typecode, value.tobytes()]]
 
 
-def of_parts(tag: str, names: Sequence[str], parts: Sequence[Any], into: Any, class_of: Callable[..., Any]) -> Any:
+def of_parts(tag: str, names: Sequence[str], parts: Sequence[Any], into: Any, class_of: Callable[..., Any]) -> Any:  # noqa: PLR0911 - one line for each kind
     """Return the value of these parts, written into `into` if possible. `class_of` returns a class by its module and name.
 
     Raises `OpaqueError` for numbers that processes share, if this process has not made them.
     """
     match tag:
         case "made":
-            return device_of("cuda") if parts == [_CURRENT] else _MADE[names[0]](*parts)
+            kind = _MADE[names[0]]
+            return device_of("cuda") if parts == [_CURRENT] else _MAKERS.get(kind, kind)(*parts)
         case "enum":
             return class_of(*names)(parts[1]) if parts[0] is None else class_of(*names).__members__[parts[0]]
-        case "dtype":
+        case "constant of torch":
             return getattr(torch, parts[0])
+        case "error":
+            return _error(class_of(*names), *parts)
         case "bytearray":
             return _filled(into if type(into) is bytearray else bytearray(), parts[0])
         case "c numbers":
@@ -122,6 +153,25 @@ def of_parts(tag: str, names: Sequence[str], parts: Sequence[Any], into: Any, cl
             return into
     is_alike = type(into) is array and into.typecode == parts[0]
     return _filled(into if is_alike else array(parts[0]), array(*parts))
+
+
+def _builtin_of(kind: Any) -> Any:
+    """Return the built-in class from which a class of exceptions derives."""
+    return next((each for each in kind.__mro__ if each.__module__ == "builtins"), kind)
+
+
+def _error(kind: type, arguments: Sequence[Any], attributes: Mapping[str, Any]) -> BaseException:
+    """Return an exception without its traceback. No code of its class is run, except what is written in C."""
+    base = _builtin_of(kind)
+    if not issubclass(base, BaseException):
+        raise OpaqueError
+    try:
+        found: BaseException = base.__new__(kind, *arguments)
+    except TypeError as error:  # a part of its class is written in C
+        raise OpaqueError from error
+    base.__init__(found, *arguments)
+    vars(found).update(attributes)
+    return found
 
 
 def _filled(target: Any, content: Any) -> Any:

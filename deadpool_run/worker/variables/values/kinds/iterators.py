@@ -8,7 +8,7 @@ from typing import Any
 
 from deadpool_run.worker.compat.modules import items_yielded
 from deadpool_run.worker.process.frames import is_own_generator, local_variables
-from deadpool_run.worker.variables.values.library_values import is_immutable
+from deadpool_run.worker.variables.values.kinds.library_values import is_immutable
 
 WHY_LOST = "it is an iterator, and its position cannot be restored"
 

@@ -1,22 +1,26 @@
-"""Objects of the script's own classes: their attributes, read and set without running code of those classes."""
+"""Objects of classes that are written in Python: their attributes, read and set without running code of those classes."""
 
 import enum
+import os
 import random
 import sys
+from abc import ABCMeta
 from argparse import Namespace
 from collections import ChainMap, OrderedDict, UserDict, UserList, deque
 from collections.abc import Callable, Collection, Mapping
 from types import FunctionType, MemberDescriptorType, SimpleNamespace
 from typing import Any
+from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from deadpool_run.ids import PACKAGE
 from deadpool_run.worker.codec import attributes_of
 from deadpool_run.worker.state import generators
-from deadpool_run.worker.variables.values.library_values import C_DATA
-from deadpool_run.worker.variables.values.objects import OpaqueError
+from deadpool_run.worker.variables.values.kinds.library_values import C_DATA
+from deadpool_run.worker.variables.values.objects import USED, OpaqueError
 
 _WITH_OTHER_STATE = (
     nn.Module,
@@ -51,6 +55,42 @@ def is_own(kind: type, modules: Collection[str]) -> bool:
         and not issubclass(kind, _WITH_OTHER_STATE)
         and kind.__reduce_ex__ is object.__reduce_ex__
     )
+
+
+_REDUCE: Any = object.__reduce_ex__
+_MACHINERY = ("torch._", "torch.distributed._", "torch.distributed.fsdp", "torch.distributed.tensor")
+"""Packages of torch whose objects belong to a wrapped or compiled model. They are looked after with it."""
+_OTHER = frozenset({type(os.environ), WeakKeyDictionary, WeakSet, WeakValueDictionary})
+"""The launcher itself writes to the environment. The others are written as containers."""
+
+
+class _Plain:
+    """A class without a part written in C."""
+
+
+def is_plain(kind: type) -> bool:
+    """Return whether all state of a class's objects is in attributes: no class that it derives from is written in C, or has slots."""
+    return (
+        type(kind) in (type, ABCMeta)
+        and kind.__basicsize__ == _Plain.__basicsize__
+        and kind.__dictoffset__ == _Plain.__dictoffset__  # one slot is as large as what a class without slots has
+        and kind.__reduce_ex__ is _REDUCE
+        and not _is_of_machinery(kind)
+        and kind not in _OTHER
+    )
+
+
+def _is_of_machinery(kind: type) -> bool:
+    return kind.__module__.startswith((PACKAGE, *_MACHINERY))
+
+
+def is_plain_of_library(kind: type) -> bool:
+    """Return whether a class is plain, and neither of Python itself nor one of whose objects only references are written."""
+    return is_plain(kind) and _is_of_library(kind) and not issubclass(kind, USED)
+
+
+def _is_of_library(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] not in sys.stdlib_module_names and not _is_of_machinery(kind)
 
 
 def may_be_made(kind: type) -> bool:
@@ -97,10 +137,10 @@ def set_attributes_of_module(module: nn.Module, attributes: Mapping[str, Any]) -
     vars(module).update(attributes)
 
 
-def container_of(kind: type, modules: Collection[str]) -> Any:
-    """Return the class of `_CONTAINERS` from which the script derives a container class; None for other classes."""
+def container_of(kind: type, modules: Collection[str], *, libraries: bool = False) -> Any:
+    """Return the class of `_CONTAINERS` from which the script, or a library, derives a container class; None for other classes."""
     if (
-        kind.__module__ not in modules
+        not (kind.__module__ in modules or (libraries and _is_of_library(kind)))
         or issubclass(kind, nn.Module)
         or kind.__dictoffset__ == 0
         or any(vars(each).get("__slots__") for each in kind.__mro__)

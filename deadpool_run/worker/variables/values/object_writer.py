@@ -1,0 +1,134 @@
+"""Encoder of objects by their attributes: the script's, modules, those of libraries and of containers that derive from Python's."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterable
+from typing import Any
+from weakref import ReferenceType
+
+from torch import nn
+
+from deadpool_run.worker.codec import attributes_of
+from deadpool_run.worker.state.numbered import MadeLater
+from deadpool_run.worker.variables.values.kinds import library_values
+from deadpool_run.worker.variables.values.kinds.own_objects import (
+    attributes_of_container,
+    attributes_of_module,
+    class_of_name,
+    container_of,
+    content_of,
+    immutable_base_of,
+    is_own,
+    is_plain_of_library,
+    may_be_made,
+    plain_value,
+)
+from deadpool_run.worker.variables.values.objects import Objects, OpaqueError, UnkeptDataError
+
+STAND_INS, NAMES_ONLY, WHOLE = range(3)
+"""Rules for a part that cannot be kept. Written is: a number, so that a stand-in can be put there; its name, if it has one; nothing."""
+
+
+class ObjectWriter(ABC):
+    """Writes objects. A `ValueWriter` writes what is in them."""
+
+    def __init__(
+        self, objects: Objects | None, references: Objects, own: Collection[str], made_later: MadeLater | None
+    ) -> None:
+        """Take arguments of `ValueWriter`."""
+        self._objects = objects
+        self._references = references
+        self._own = own
+        self._made_later = made_later
+        self._in_module = False
+        self._rule = STAND_INS
+
+    @abstractmethod
+    def _write(self, value: Any) -> Any:
+        """Return the node of a value. Raises `OpaqueError`."""
+
+    @abstractmethod
+    def _all(self, values: Iterable[Any]) -> list[Any]:
+        """Return the nodes of parts. Raises `OpaqueError`."""
+
+    @abstractmethod
+    def _container(self, kind: Any, value: Any, *columns: Iterable[Any]) -> list[Any]:
+        """Return the node of a container of class `kind`."""
+
+    def _object(self, kind: type, value: Any) -> Any:  # noqa: PLR0911 - one line for each kind
+        """Return the node of an object; None if this writer has none for its class."""
+        if is_own(kind, self._own) and may_be_made(kind):
+            attributes = content_of(value)
+            return ["object", *self._class(kind), list(attributes), self._all(attributes.values())]
+        if self._made_later is not None and issubclass(kind, nn.Module):
+            return self._module(kind, value)
+        if self._is_new(value) and kind is ReferenceType:
+            return ["weak", self._write(value())]
+        if is_plain_of_library(kind) and self._is_new(value):
+            return self._object_of_library(kind, value)
+        if (base := container_of(kind, self._own, libraries=self._is_new(value))) is not None:
+            return self._own_container(kind, base, value)
+        if (base := immutable_base_of(kind, self._own)) is not None:
+            attributes = attributes_of(value)
+            own = [*self._class(kind), list(attributes), self._all(attributes.values())]
+            return ["own value", *own, self._write(plain_value(base, value))]
+        return self._of_library(value) if library_values.is_kept(value) else None
+
+    def _is_new(self, value: Any) -> bool:
+        """Return whether an object was made after the loop began. False if that makes no difference to this writer."""
+        return self._made_later is not None and (self._objects is None or self._objects.name_of(value) is None)
+
+    def _under(self, rule: int, values: Iterable[Any]) -> list[Any]:
+        """Return the nodes of parts for which no more than this may be written."""
+        before, self._rule = self._rule, max(self._rule, rule)
+        try:
+            return self._all(values)
+        finally:
+            self._rule = before
+
+    def _class(self, kind: type) -> tuple[str, str]:
+        """Return the Python module of a class and its name there; no module, and its name as a reference, for a local class."""
+        if class_of_name(kind.__module__, kind.__qualname__) is kind or not (name := self._references.name_of(kind)):
+            return kind.__module__, kind.__qualname__
+        return "", name
+
+    def _module(self, kind: type, value: Any) -> list[Any]:
+        assert self._made_later is not None
+        attributes, is_inside, self._in_module = attributes_of_module(value), self._in_module, True
+        number = 0 if is_inside else self._made_later.weakly.number(value)
+        try:
+            return [
+                "module",
+                *self._class(kind),
+                list(attributes),
+                self._under(NAMES_ONLY, attributes.values()),
+                number,
+            ]
+        finally:
+            self._in_module = is_inside
+
+    def _object_of_library(self, kind: type, value: Any) -> list[Any]:
+        """Return the node of an object that is nothing but values and references. Raises `OpaqueError` if it has anything else."""
+        assert self._made_later is not None
+        if self._made_later.opaque.has(value) or class_of_name(*self._class(kind)) is not kind:
+            raise OpaqueError
+        attributes = attributes_of(value)
+        try:
+            nodes = self._under(WHOLE, attributes.values())
+        except UnkeptDataError:
+            raise
+        except OpaqueError as error:
+            if kind.__module__.startswith("torch."):  # a schedule, say: what depends on it is refused
+                raise
+            self._made_later.opaque.number(value)  # it is a replacement's own
+            raise OpaqueError from error
+        return ["object", *self._class(kind), list(attributes), nodes, self._made_later.weakly.number(value)]
+
+    def _own_container(self, kind: type, base: Any, value: Any) -> list[Any]:
+        columns = [base.keys(value), base.values(value)] if issubclass(base, dict) else [list(base.__iter__(value))]
+        attributes = attributes_of_container(value)
+        own = [*self._class(kind), list(attributes), self._all(attributes.values())]
+        return ["own container", *own, self._container(base, value, *columns)]
+
+    def _of_library(self, value: Any) -> list[Any]:
+        tag, *parts, arguments = library_values.parts_of(value)
+        return [tag, *parts, self._all(arguments)]
