@@ -20,7 +20,7 @@ TORCHRUN_OPTIONS = group(
     Option(
         "max_restarts",
         "N",
-        "Restarts of the whole world when a loss cannot be repaired in place. Default: 3 during the set-up of a script that calls deadpool_run.init(), 0 for any other script, as in torchrun.",
+        "Restarts of the whole world when a loss cannot be repaired in place. Default: 3 for a script that calls deadpool_run.init(), 0 for any other, as in torchrun.",
     ),
     Option("role", "NAME", "Value of ROLE_NAME, and the prefix of log lines.", default="default"),
     Option("module", None, "SCRIPT is the name of a module, as in `python -m`.", short="-m"),
