@@ -157,7 +157,7 @@ class CapturePlan:
         self._alive = [tracked.tensor for tracked in heavy]
         own = [local(tracked.tensor).detach() for tracked in heavy]
         self.sources = [*own, *buffers.copies]
-        self._watched = [tensor for tensor in own[: len(parameters)] if not tensor.is_inference()]
+        self._watched = [tensor for tensor in own if not tensor.is_inference()]
         self.cuda_devices = {source.device for source in self.sources if source.is_cuda}
         self._views: dict[int, tuple[int, list[Tensor]]] = {}
         self._probed = list(filter(self._is_dense, _spread(len(parameters))))
@@ -187,7 +187,7 @@ class CapturePlan:
         return all(torch.equal(_bytes(one), _bytes(other)) for one, other in zip(kept, probes, strict=True))
 
     def write_counts(self) -> list[int]:
-        """Return how often each parameter has been written in place."""
+        """Return how often each parameter and each tensor of an optimizer's state has been written in place."""
         return list(map(writes_of, self._watched))
 
     def is_equal_to(self, memory: SlotMemory) -> bool:

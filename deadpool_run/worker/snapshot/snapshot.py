@@ -209,13 +209,13 @@ class Snapshots:
             self.look()
 
     def look(self) -> None:
-        """Sample the parameters, for `check_writes`."""
-        self._seen = [(parameter, sample(parameter)) for parameter in self.protected.parameters().values()]
+        """Sample parameters and optimizer state, for `check_writes`."""
+        self._seen = [(each.tensor, sample(each.tensor)) for each in self.protected.heavy()]
 
     def check_writes(self) -> None:
-        """Before the first update of a step, note whether the parameters have changed since `look`."""
+        """Before the first update of a step, note whether any of them has changed since `look`."""
         seen, self._seen = self._seen, []
-        self._writes_before_update |= any(sample(parameter) != before for parameter, before in seen)
+        self._writes_before_update |= any(sample(tensor) != before for tensor, before in seen)
 
     def wait(self, *, cancel_pending: bool = True) -> None:
         """Wait for the running copy; with `cancel_pending`, cancel a capture that still waits for a free slot."""

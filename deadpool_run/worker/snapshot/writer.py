@@ -93,7 +93,7 @@ class Writer:
         self._copy(targets + probes, plan.sources + [local(t) for t in tree.tensors] + capture.probes)
         if plan.write_counts() != capture.write_counts or not plan.has_probes(memory, probes):
             _LOG.warning(
-                "snapshot %d is skipped: the script wrote parameters outside of optimizer.step() while it was copied",
+                "snapshot %d is skipped: the script wrote parameters or optimizer state outside of optimizer.step() while it was copied",
                 capture.version,
             )
             return False

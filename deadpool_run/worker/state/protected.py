@@ -5,7 +5,6 @@ from itertools import chain
 from typing import Any
 
 from torch import Tensor, nn
-from torch.amp.grad_scaler import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
@@ -244,7 +243,6 @@ class Protected:
             optimizer.put_members(values["members"][name])
         for name, obj in self.objects.items():
             obj.load_state_dict(copied(values["objects"][name]))
-            if isinstance(obj, GradScaler):
-                compat_nn.forget_unscaled(obj)  # the interrupted step did not reach `update()`, which drops its notes
+            compat_nn.forget_unscaled(obj)  # the interrupted step did not reach `update()`, which drops its notes
         for name, optimizer in self.optimizers.items():  # last: loading a scheduler may set a rate
             optimizer.put(values["optimizers"][name])

@@ -82,6 +82,7 @@ class Coverage:
         """The watched tensors, of which torch counts the writes."""
         self._counts: list[int] = []
         self._wrappers: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self._has_begun = False
         self._helpers: list[tuple[weakref.ref[Any], str]] = []
         """Unprotected schedulers and scalers that a replacement makes too, each with its state at first."""
         self._late: list[tuple[weakref.ref[Any], str]] = []
@@ -94,6 +95,7 @@ class Coverage:
 
     def begin(self) -> None:
         """Find the unprotected objects when the loop begins. Takes some tens of milliseconds."""
+        self._has_begun = True
         _warn_of_measured_algorithms()
         made.take_made()
         modules, optimizers, loose, helpers = _live_objects()
@@ -128,8 +130,11 @@ class Coverage:
     def problem(self, step: int, *, look: bool) -> str:
         """Return an error message about an unprotected object that the step trained; empty if there is none.
 
-        Unprotected tensors are compared with their first samples if torch has counted a write; with `look`, all are.
+        Unprotected tensors are compared with their first samples if torch has counted a write; with `look`, all are. A replacement
+        begins here, in its first step that counts: its set-up and its rehearsal have made what the rank's first process had.
         """
+        if not self._has_begun:
+            self.begin()
         for optimizer, first in list(self._pending.items()):
             if self._is_held_by_objects(optimizer):
                 del self._pending[optimizer]

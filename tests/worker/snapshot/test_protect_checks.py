@@ -262,12 +262,24 @@ def test_groups_of_other_parameters_are_refused(snapshots):
         snapshots.restore(2)
 
 
+class TrainState:
+    def __init__(self, scaler):
+        self.parts = {"scaler": scaler}
+
+    def state_dict(self):
+        return {"scaler": self.parts["scaler"].state_dict()}
+
+    def load_state_dict(self, state):
+        self.parts["scaler"].load_state_dict(state["scaler"])
+
+
+@pytest.mark.parametrize("holder", [lambda scaler: scaler, TrainState])
 @pytest.mark.parametrize("put", [Snapshots.rewind, Snapshots.restore])
-def test_a_scaler_forgets_a_step_that_was_cut(snapshots, put):
+def test_a_scaler_forgets_a_step_that_was_cut(snapshots, put, holder):
     model = nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     scaler = torch.amp.GradScaler("cpu")
-    snapshots.protect("scaler", scaler)
+    snapshots.protect("scaler", holder(scaler))
     snapshots.capture_now(0)
     scaler.scale(model(torch.ones(2)).sum()).backward()
     scaler.unscale_(optimizer)  # and the optimizer's step is not reached
@@ -320,3 +332,37 @@ def test_what_is_changed_after_an_interrupted_step_is_seen(snapshots, change):
     assert snapshots.is_untouched()
     change(model, optimizer)
     assert not snapshots.is_untouched()
+
+
+def test_optimizer_state_that_a_step_writes_before_its_copy_is_read(snapshots, monkeypatch):
+    model = nn.Linear(8, 8)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    snapshots.protect("model", model)
+    snapshots.protect("optimizer", optimizer)
+    model(torch.ones(8)).sum().backward()
+    optimizer.step()
+    submit = snapshots.copy_thread.submit
+
+    def after_a_write(capture):
+        optimizer.state[model.weight]["momentum_buffer"].mul_(0.1)
+        submit(capture)
+
+    monkeypatch.setattr(snapshots.copy_thread, "submit", after_a_write)
+    snapshots.begin(1)
+    snapshots.wait()
+    assert 1 not in snapshots.held()
+    assert not snapshots.is_untouched()
+
+
+def test_a_script_that_writes_optimizer_state_early_is_known(snapshots):
+    model = nn.Linear(8, 8)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    snapshots.protect("model", model)
+    snapshots.protect("optimizer", optimizer)
+    model(torch.ones(8)).sum().backward()
+    optimizer.step()
+    snapshots.begin(1)
+    snapshots.end_early(look=True)
+    optimizer.state[model.weight]["momentum_buffer"].mul_(0.1)
+    snapshots.check_writes()
+    assert not snapshots.is_untouched()  # from now on each copy is complete when its step ends
