@@ -3,9 +3,11 @@
 import secrets
 import weakref
 from collections import deque
+from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
+_MOST_VALUES = 4096
 
 
 class NumberedObjects(Generic[T]):
@@ -28,10 +30,10 @@ class NumberedObjects(Generic[T]):
 
 
 class RecentObjects:
-    """The objects of the last snapshots, by identity. They are kept alive for as long."""
+    """The objects of the last snapshots, by identity. Those whose class allows no weak references are kept alive for as long."""
 
     def __init__(self, snapshots: int) -> None:
-        self._snapshots: deque[dict[int, tuple[int, Any]]] = deque([{}], maxlen=snapshots)
+        self._snapshots: deque[dict[int, tuple[int, Callable[[], Any]]]] = deque([{}], maxlen=snapshots)
 
     def next(self) -> None:
         """Begin another snapshot."""
@@ -39,39 +41,50 @@ class RecentObjects:
 
     def number(self, obj: Any) -> int:
         """Return the number of an object of the present snapshot, above 0."""
-        known = next((each[id(obj)] for each in self._snapshots if id(obj) in each), None)
-        number, _ = self._snapshots[-1][id(obj)] = known or (secrets.randbits(62) | 1, obj)
+        known = next((each[id(obj)] for each in self._snapshots if id(obj) in each and each[id(obj)][1]() is obj), None)
+        number, _ = self._snapshots[-1][id(obj)] = known or (secrets.randbits(62) | 1, _reference(obj))
         return number
 
     def get(self, number: int) -> Any:
-        """Return the object; None if it is of an older snapshot, or if another process has it."""
-        found = (obj for each in self._snapshots for known, obj in each.values() if known == number)
-        return next(found, None)
+        """Return the object; None if it is of an older snapshot, if it is gone, or if another process has it."""
+        found = (other for each in self._snapshots for known, other in each.values() if known == number)
+        return next((obj for other in found if (obj := other()) is not None), None)
+
+
+def _reference(obj: Any) -> Callable[[], Any]:
+    try:
+        return weakref.ref(obj)
+    except TypeError:
+        return lambda: obj
 
 
 class WeaklyNumbered:
-    """The newest objects of this process, by identity, without keeping them alive."""
+    """The objects of this process that were used last, by identity, without keeping them alive."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._numbers: dict[int, int] = {}
-        self._objects: dict[int, weakref.ref[Any]] = {}
+        self._objects: dict[int, tuple[int, weakref.ref[Any]]] = {}
 
     def number(self, obj: Any) -> int:
         """Return the object's number, above 0. Raises `TypeError` if its class allows no weak references."""
         number = self._numbers.get(id(obj), 0)
         if self.get(number) is obj:
+            self._objects[number] = self._objects.pop(number)
             return number
-        number = self._numbers[id(obj)] = secrets.randbits(62) | 1
-        self._objects[number] = weakref.ref(obj)
-        if len(self._objects) > self._most:
-            del self._objects[next(iter(self._objects))]
-            self._numbers = {key: known for key, known in self._numbers.items() if known in self._objects}
+        number = secrets.randbits(62) | 1
+        self._objects[number] = id(obj), weakref.ref(obj)
+        self._numbers[id(obj)] = number
+        while len(self._objects) > self._most:
+            oldest = next(iter(self._objects))
+            key, _ = self._objects.pop(oldest)
+            if self._numbers.get(key) == oldest:
+                del self._numbers[key]
         return number
 
     def get(self, number: int) -> Any:
-        """Return the object; None if it is gone, if another process has it, or if too many came later."""
-        found = self._objects.get(number)
+        """Return the object; None if it is gone, if another process has it, or if too many were used later."""
+        _, found = self._objects.get(number, (0, None))
         return None if found is None else found()
 
     def has(self, obj: Any) -> bool:
@@ -83,8 +96,10 @@ class MadeLater:
     """The objects that a process has made since its loop began, and of which a snapshot has the numbers."""
 
     def __init__(self, most: int, snapshots: int) -> None:
-        """`most` is the limit on objects that are not kept alive; others are, for so many snapshots."""
+        """`most` is the limit on functions, modules and the like, and `snapshots` that on the age of parts of containers."""
         self.weakly = WeaklyNumbered(most)
-        self.opaque = WeaklyNumbered(most)
+        self.values = WeaklyNumbered(_MOST_VALUES)
+        """Objects of libraries that are written with their attributes."""
+        self.opaque = WeaklyNumbered(_MOST_VALUES)
         """Objects of libraries that cannot be written, so that this is tried once only."""
         self.parts = RecentObjects(snapshots)

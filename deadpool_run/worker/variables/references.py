@@ -22,7 +22,7 @@ _MOST_ITEMS = 256
 
 
 class References:
-    """The objects that have names, and those that have numbers. None is kept alive."""
+    """The objects that have names, and those that have numbers. Few are kept alive (`MadeLater`)."""
 
     def __init__(self) -> None:
         self.named = Objects(weakly=True)
@@ -41,7 +41,7 @@ class References:
 
     def rehearsed(self, scopes: Iterable[Scope], write: Callable[[Any], Any]) -> None:
         """Name also what the first steps have made."""
-        self._name(scopes, write, ", made in the first steps")
+        self._name(scopes, write, ", made in the first steps", parts=True)
         self._rehearsed = True
 
     def add(self, scopes: Iterable[Scope], write: Callable[[Any], Any]) -> None:
@@ -68,11 +68,12 @@ class References:
         """Return the object of such a node; None if this process does not have it."""
         return self.made_later.weakly.get(node[1])
 
-    def _name(self, scopes: Iterable[Scope], write: Callable[[Any], Any], when: str) -> None:
+    def _name(self, scopes: Iterable[Scope], write: Callable[[Any], Any], when: str, *, parts: bool = False) -> None:
+        """Name code, objects on which results depend, and with `parts` also others in containers, if they cannot be written."""
         for scope in scopes:
             for name, value in scope.all().items():
                 for part, each in _with_items(value):
-                    may_be = isinstance(each, USED) or is_bound_in_c(each)
+                    may_be = isinstance(each, USED) or is_bound_in_c(each) or (parts and part != "")
                     if is_code(each) or (may_be and _is_opaque(each, write)):
                         self.named.add(f"{scope.name}.{name}{part}{when}", each)
 
@@ -83,9 +84,10 @@ def is_made_later(node: Any) -> bool:
 
 
 def _with_items(value: Any) -> list[tuple[str, Any]]:
-    if type(value) not in (list, tuple):
+    if type(value) not in (list, tuple, dict):
         return [("", value)]
-    return [(f"[{index}]", each) for index, each in enumerate(value)] if len(value) <= _MOST_ITEMS else []
+    items = value.items() if type(value) is dict else enumerate(value)
+    return [(f"[{key!r}]", each) for key, each in items if type(key) in (int, str)] if len(value) <= _MOST_ITEMS else []
 
 
 def _is_opaque(value: Any, write: Callable[[Any], Any]) -> bool:

@@ -8,6 +8,7 @@ import sys
 import time
 import types
 import uuid
+import weakref
 from collections import OrderedDict, deque
 
 import numpy as np
@@ -19,6 +20,7 @@ from torch.distributions import Categorical, Independent, Normal, TransformedDis
 from torch.distributions.transforms import TanhTransform
 
 from deadpool_run.errors import RefusedError
+from deadpool_run.worker.state.numbered import MadeLater
 from deadpool_run.worker.variables.variables import Variables
 
 
@@ -31,8 +33,46 @@ class DivergedError(RuntimeError):
 class Outputs(OrderedDict):
     """As the outputs of a library's models: a dict whose items are attributes, too."""
 
+    def __init__(self, **values):
+        for name, value in values.items():
+            OrderedDict.__setitem__(self, name, value)
+            vars(self)[name] = value
+
+    def __setitem__(self, name, value):
+        raise AssertionError("code of the library")
+
     def __setattr__(self, name, value):
         raise AssertionError("code of the library")
+
+
+class Owner:
+    def __init__(self, descriptor):
+        self.descriptor = descriptor
+
+    def __del__(self):
+        closed.append(self.descriptor)
+
+
+class Peekable:
+    def __init__(self, of):
+        self.of, self.ahead = iter(of), []
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        return next(self.of)
+
+
+class Slotted:
+    __slots__ = ("__dict__", "a")
+
+
+closed = []
+
+
+class Node(list):
+    """A list of the script's that refers to itself, and to one of its items."""
 
 
 class Cache:
@@ -41,7 +81,7 @@ class Cache:
 
 
 LIBRARY = types.ModuleType("of_a_library")
-for each in (Outputs, Cache):
+for each in (Outputs, Cache, Owner, Peekable, Slotted):
     each.__module__, LIBRARY.__dict__[each.__name__] = LIBRARY.__name__, each
 
 
@@ -136,7 +176,11 @@ KEPT = {
         lambda each: {k: v for k, v in each.state_dict().items() if isinstance(v, int | float | list)},
     ),
     "cache of a library": (cache, lambda each: (each.seen, each.keys[0].tolist())),
-    "outputs of a library": (lambda _: Outputs(loss=torch.ones(1)), lambda each: (type(each), dict(each))),
+    "outputs of a library": (
+        lambda _: Outputs(loss=torch.ones(1)),
+        lambda each: (type(each), dict(each), each.loss is each["loss"]),
+    ),
+    "type of elements": (lambda _: np.dtype("float32"), lambda each: each),
 }
 PLACES = {
     "variable": (lambda value: value, lambda value: value),
@@ -229,3 +273,109 @@ def test_parameters_of_unprotected_modules_are_the_same_ones_in_containers_of_th
 
     found, taken = run()
     assert found == run(taken)[0] == [0, 1]
+
+
+def test_containers_of_the_script_may_refer_to_themselves():
+    def make(_):
+        made, item = Node(), [1]
+        made.append(item)
+        made.owner, made.last = made, item
+        return made
+
+    for process in (survivor, replacement):
+        _, now = process(make)
+        assert type(now) is Node
+        assert now.owner is now
+        assert now.last is now[0]
+        assert now == [[1]]
+
+
+def test_the_handle_of_a_hook_still_removes_it_in_a_survivor():
+    layer = nn.Linear(1, 1)
+
+    def make(_):
+        return layer.register_forward_hook(lambda *_: None)
+
+    first, now = survivor(make)
+    assert len(layer._forward_hooks) == 2
+    now.remove()
+    assert len(layer._forward_hooks) == 1
+    first.remove()
+
+
+def test_iterators_of_libraries_are_refused():
+    _, now = replacement(lambda _: Peekable([1, 2, 3]))
+    with pytest.raises(RefusedError, match="its position cannot be restored"):
+        next(now)
+
+
+@pytest.mark.parametrize("make", [lambda _: [Owner(7), 1], lambda _: [Slotted(), 1]])
+def test_objects_with_more_than_attributes_are_not_made(make):
+    closed.clear()
+    first, now = survivor(make)
+    assert now[0] is first[0]
+    _, now = replacement(make)
+    assert now[1] == 1
+    with pytest.raises(RefusedError, match="only the code of its class"):
+        now[0].a  # noqa: B018 - it is used
+    assert not closed or closed == [7] * len(closed)
+
+
+def test_a_container_keeps_its_parts_after_a_second_loss():
+    _, found = replacement(matches)
+    _, again = replacement(lambda _: found)
+    assert (again["best"], again["found"][1]) == (0.5, 7)
+    with pytest.raises(RefusedError, match=r"an object of class re\.Match in .*Rank\.loop"):
+        again["found"][0].group()
+
+
+@pytest.mark.parametrize("make", [lambda _: {re.match("a", "a")}, lambda _: {re.match("a", "a"): 1}])
+def test_a_stand_in_is_no_key(make):
+    first, now = survivor(make)
+    assert now == first
+    _, now = replacement(make)
+    with pytest.raises(RefusedError):
+        len(now)
+
+
+def test_data_beside_a_future_is_not_left_out():
+    def make(_):
+        future = concurrent.futures.Future()
+        return [(future, torch.ones(2)), (3, future)]
+
+    _, now = replacement(make)
+    assert len(now) == 1
+    assert now[0][1].tolist() == [1, 1]
+    with pytest.raises(RefusedError):
+        now[0][0].result()
+
+
+def test_exceptions_that_cannot_be_made_again():
+    class InnerError(UnicodeDecodeError):
+        def __init__(self):
+            super().__init__("utf-8", b"", 0, 1, "why")
+
+    for error in (InnerError(), ExceptionGroup("all", [ValueError(1)])):
+        first, now = survivor(lambda _, error=error: [error, 1])
+        assert now[1] == first[1] == 1
+
+
+def test_many_new_objects_do_not_push_out_others():
+    made = MadeLater(4, 2)
+    kept, many = Cache(), [Cache() for _ in range(9)]
+    number = made.weakly.number(kept)
+    for each in many:
+        made.values.number(each)
+        made.weakly.number(each)
+        assert made.weakly.number(kept) == number
+    assert made.weakly.get(made.weakly.number(many[0])) is many[0]
+    assert len(made.weakly._objects) == len(made.weakly._numbers) == 4
+
+
+def test_parts_that_allow_weak_references_are_not_kept_alive():
+    made, part = MadeLater(4, 2), Cache()
+    number, reference = made.parts.number(part), weakref.ref(part)
+    assert made.parts.get(number) is part
+    del part
+    assert reference() is None
+    assert made.parts.get(number) is None

@@ -22,16 +22,17 @@ class DataWriter:
     def __init__(self, copies: TensorCopies, state: StateTensors | None, most_bytes: int) -> None:
         """Tensors of `state` are written by name. Large ones become `TensorCopy`s out of `copies`. `most_bytes` is the limit on one value."""
         self._copies, self._state, self._most_bytes = copies, state, most_bytes
-        self._bytes = 0
+        self.nbytes = 0
+        """Counted of the present value."""
 
     def begin(self) -> None:
         """Begin another value."""
-        self._bytes = 0
+        self.nbytes = 0
 
     def count(self, nbytes: int) -> None:
         """Count bytes of the value. Raises `UnkeptDataError` above the limit."""
-        self._bytes += nbytes
-        if self._bytes > self._most_bytes:
+        self.nbytes += nbytes
+        if self.nbytes > self._most_bytes:
             raise UnkeptDataError(f"it is larger than {self._most_bytes >> 20} MiB")
 
     def tensor(self, value: Tensor) -> Any:

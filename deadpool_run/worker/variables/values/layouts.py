@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from deadpool_run.worker.codec import array_of
 from deadpool_run.worker.compat.modules import negated
 
 _MOST_GAPS = 8
@@ -88,3 +89,33 @@ def _without_repeats(tensor: Tensor, steps: list[int]) -> Tensor:
         if step == 0:
             tensor = tensor.narrow(dimension, 0, 1)
     return tensor
+
+
+def into_tensor(into: Any, value: Tensor, layout: list[Any]) -> Tensor:
+    """Return the script's tensor with this value if it fits, else a new tensor."""
+    if type(into) is Tensor and is_alike(into, value, layout) and _may_be_written(into):
+        return into.copy_(value)
+    return new_tensor(value, *layout)
+
+
+def _may_be_written(tensor: Tensor) -> bool:
+    has_repeats = any(step == 0 and size > 1 for step, size in zip(tensor.stride(), tensor.shape, strict=True))
+    return not (tensor.requires_grad or tensor.is_inference() or has_repeats)
+
+
+def is_alike(one: Tensor, other: Tensor, layout: list[Any]) -> bool:
+    """Return whether two tensors have one type, shape and device, and the first has this layout."""
+    is_like = (one.dtype, one.shape, one.device) == (other.dtype, other.shape, other.device)
+    return is_like and layout_of_tensor(one) == layout
+
+
+def into_array(dtype: str, shape: list[int] | None, data: bytes, steps: list[int] | None = None, *, into: Any) -> Any:
+    """Return the script's array with this content if it fits, else a new array."""
+    made = array_of(dtype, [-1] if shape is None else shape, data)
+    if steps is not None:
+        made = new_array(made, steps)
+    is_like = isinstance(into, sys.modules["numpy"].ndarray) and (into.dtype, into.shape) == (made.dtype, made.shape)
+    if not is_like or shape is None or layout_of_array(into) != layout_of_array(made) or not into.flags.writeable:
+        return made
+    into[...] = made
+    return into

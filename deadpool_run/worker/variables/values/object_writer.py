@@ -22,7 +22,7 @@ from deadpool_run.worker.variables.values.kinds.own_objects import (
     may_be_made,
     plain_value,
 )
-from deadpool_run.worker.variables.values.objects import Objects, OpaqueError, UnkeptDataError
+from deadpool_run.worker.variables.values.objects import MadeLaterError, Objects, OpaqueError, UnkeptDataError
 
 STAND_INS, NAMES_ONLY, WHOLE = range(3)
 """Rules for a part that cannot be kept. Written is: a number, so that a stand-in can be put there; its name, if it has one; nothing."""
@@ -62,7 +62,7 @@ class ObjectWriter(ABC):
         if self._made_later is not None and issubclass(kind, nn.Module):
             return self._module(kind, value)
         if self._is_new(value) and kind is ReferenceType:
-            return ["weak", self._write(value())]
+            return self._weak(value)
         if is_plain_of_library(kind) and self._is_new(value):
             return self._object_of_library(kind, value)
         if (base := container_of(kind, self._own, libraries=self._is_new(value))) is not None:
@@ -72,6 +72,18 @@ class ObjectWriter(ABC):
             own = [*self._class(kind), list(attributes), self._all(attributes.values())]
             return ["own value", *own, self._write(plain_value(base, value))]
         return self._of_library(value) if library_values.is_kept(value) else None
+
+    def _weak(self, reference: Any) -> list[Any]:
+        """Return the node of a weak reference to an object that this process has by another way."""
+        target = reference()
+        callback: Any = reference.__callback__
+        if callback is not None or not (target is None or self._is_held(target)):
+            raise OpaqueError
+        return ["weak", self._write(target)]
+
+    @abstractmethod
+    def _is_held(self, value: Any) -> bool:
+        """Return whether something else in the snapshot, or in every process, refers to an object."""
 
     def _is_new(self, value: Any) -> bool:
         """Return whether an object was made after the loop began. False if that makes no difference to this writer."""
@@ -111,17 +123,17 @@ class ObjectWriter(ABC):
         assert self._made_later is not None
         if self._made_later.opaque.has(value) or class_of_name(*self._class(kind)) is not kind:
             raise OpaqueError
-        attributes = attributes_of(value)
         try:
+            attributes = attributes_of(value)
             nodes = self._under(WHOLE, attributes.values())
         except UnkeptDataError:
             raise
-        except OpaqueError as error:
-            if kind.__module__.startswith("torch."):  # a schedule, say: what depends on it is refused
+        except (OpaqueError, RuntimeError) as error:  # the latter if another thread has added an attribute
+            if isinstance(error, MadeLaterError) and kind.__module__.startswith("torch."):  # a schedule, say
                 raise
             self._made_later.opaque.number(value)  # it is a replacement's own
             raise OpaqueError from error
-        return ["object", *self._class(kind), list(attributes), nodes, self._made_later.weakly.number(value)]
+        return ["object", *self._class(kind), list(attributes), nodes, self._made_later.values.number(value)]
 
     def _own_container(self, kind: type, base: Any, value: Any) -> list[Any]:
         columns = [base.keys(value), base.values(value)] if issubclass(base, dict) else [list(base.__iter__(value))]

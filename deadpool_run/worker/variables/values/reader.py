@@ -8,12 +8,13 @@ from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from types import MethodType
 from typing import Any, NoReturn
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from deadpool_run.worker.codec import array_of, device_of, tensor_of
+from deadpool_run.worker.codec import device_of, tensor_of
 from deadpool_run.worker.state import generators
 from deadpool_run.worker.state.numbered import MadeLater
 from deadpool_run.worker.variables.values import sets
@@ -29,12 +30,14 @@ from deadpool_run.worker.variables.values.kinds.own_objects import (
     set_attributes,
     set_attributes_of_module,
 )
-from deadpool_run.worker.variables.values.layouts import layout_of_array, layout_of_tensor, new_array, new_tensor
+from deadpool_run.worker.variables.values.layouts import into_array, into_tensor, is_alike, layout_of_tensor
 from deadpool_run.worker.variables.values.objects import Objects, OpaqueError
 from deadpool_run.worker.variables.values.plain import FACTORIES
 from deadpool_run.worker.variables.values.tensors import TensorCopy
 from deadpool_run.worker.variables.values.unkept import (
+    LEAVES,
     OF_OTHER,
+    PART,
     LostValue,
     OfLostProcess,
     raise_refused,
@@ -146,7 +149,7 @@ class ValueReader:
         found = self._made_later.parts.get(number)
         if found is not None:
             return found
-        lost = LostValue(f"an object of class {kind} in {self.reading}", OF_OTHER, self._refuse)
+        lost = LostValue(f"{PART}{kind} in {self.reading}", OF_OTHER, self._refuse)
         return OfLostProcess(lost) if is_of_process else lost
 
     def _attributes(self, names: list[str], nodes: list[Any]) -> dict[str, Any]:
@@ -154,8 +157,15 @@ class ValueReader:
         return {name: each.lost if type(each) is OfLostProcess else each for name, each in found}
 
     def _items_there(self, nodes: list[Any]) -> list[Any]:
-        """Return the items of a container without what only the lost process had a use for."""
+        """Return the items of a list without what only the lost process had a use for."""
         return [each for each in map(self.read, nodes) if type(each) is not OfLostProcess]
+
+    def _keys_there(self, nodes: list[Any]) -> list[Any]:
+        """Return the items of a set. Raises `OpaqueError` for a stand-in, which has no hash."""
+        found = self._items_there(nodes)
+        if any(type(each) is LostValue for each in found):
+            raise OpaqueError
+        return found
 
     def _closure(self, tag: str, name: str, nodes: list[Any]) -> Any:
         """Return the function of this name, with what its closure held."""
@@ -196,8 +206,11 @@ class ValueReader:
         if tag in ("object", "module"):
             kind = self._class(*parts[:2])
             if into is None and len(parts) > 4:
-                into = self._made_later.weakly.get(parts[4])
+                numbered = self._made_later.weakly if tag == "module" else self._made_later.values
+                into = numbered.get(parts[4])
             return into if type(into) is kind else made(kind)
+        if tag == "own container":
+            return self._new_container(parts, into)
         if tag == "deque":
             return into if type(into) is deque and into.maxlen == parts[1] else deque(maxlen=parts[1])
         if tag == "defaultdict":
@@ -221,10 +234,10 @@ class ValueReader:
                 return self._own_value(parts, into)
             case "tensor":
                 dtype, shape, data, *layout = parts
-                return _into(into, tensor_of(data, getattr(torch, dtype)).reshape(shape), layout)
+                return into_tensor(into, tensor_of(data, getattr(torch, dtype)).reshape(shape), layout)
             case "large":
                 device, copy, *layout = parts
-                return _into(into, self._large_tensor(copy).to(device_of(device)), layout)
+                return into_tensor(into, self._large_tensor(copy).to(device_of(device)), layout)
             case "graph":
                 return with_lost_graph(self.read(parts[0]), self._refuse)
             case "leaf" | "parameter":
@@ -235,10 +248,10 @@ class ValueReader:
                 kind = getattr(torch.return_types, parts[0], None)
                 return self._there(kind)(map(self.read, parts[1]))
             case "array":
-                return _array(*parts, into=into)
+                return into_array(*parts, into=into)
             case "large array":
                 dtype, shape, copy, *layout = parts
-                return _array(dtype, shape, self._large_tensor(copy).numpy().tobytes(), *layout, into=into)
+                return into_array(dtype, shape, self._large_tensor(copy).numpy().tobytes(), *layout, into=into)
             case "named":
                 return self._tuple(partial(tuple.__new__, self._class(*parts[:2])), parts[2])
             case "weak":
@@ -272,7 +285,7 @@ class ValueReader:
     def _leaf(self, node: Any, gradient: Any, trained: bool, *, into: Any, kind: type[Tensor]) -> Tensor:
         value: Tensor = self.read(node)
         is_like = type(into) is kind and into.is_leaf and into.requires_grad == trained
-        is_like = is_like and _is_alike(into, value, layout_of_tensor(value))
+        is_like = is_like and is_alike(into, value, layout_of_tensor(value))
         found = into if is_like else Parameter(value, trained) if kind is Parameter else value.requires_grad_()
         if is_like:
             with torch.no_grad():
@@ -283,38 +296,46 @@ class ValueReader:
     def _own_value(self, parts: list[Any], into: Any) -> Any:
         """Return `into` if it has the same plain value: a script may compare it by identity."""
         module, name, names, values, node = parts
-        kind, plain = self._class(module, name), self.read(node)
+        kind, attributes, plain = self._class(module, name), self._attributes(names, values), self.read(node)
+        if type(plain) is OfLostProcess:
+            return plain
         base = immutable_base_of(kind, (kind.__module__,))
         is_there = type(into) is kind and are_same(plain_value(base, into), plain)
         found = into if is_there else base.__new__(kind, plain)
-        set_attributes(found, self._attributes(names, values))
+        set_attributes(found, attributes)
         return found
 
     def _own_container(self, parts: list[Any], into: Any) -> Any:
-        module, name, names, values, node = parts
+        _, _, names, values, (tag, *content) = parts
+        target = self._new_container(parts, into)
+        attributes = self._attributes(names, values)  # first, as they were written
+        if tag in SEQUENCES:
+            _fill(target, SEQUENCES[tag], self._items_there(content[0]))
+        else:
+            _fill(target, DICTS[tag], self._items(content))
+        if vars(target) is not target:
+            vars(target).clear()
+            set_attributes(target, attributes)
+        return target
+
+    def _new_container(self, parts: list[Any], into: Any) -> Any:
+        """Return `into` if it is alike, else an empty container of the script's class."""
+        module, name, _, _, (_, *content) = parts
         kind = self._class(module, name)
         made = kind.__new__(kind)
         is_alike = type(into) is kind
         if isinstance(made, deque):
-            deque.__init__(made, (), node[2])
+            deque.__init__(made, (), content[1])
             is_alike = is_alike and into.maxlen == made.maxlen
-        target = into if is_alike else made
-        tag, *content = node
-        if tag in SEQUENCES:
-            _fill(target, SEQUENCES[tag], self._items_there(content[0]))
-        else:
-            if isinstance(made, defaultdict) and target is made:
-                made.default_factory = _factory(content)
-            _fill(target, DICTS[tag], self._items(content))
-        if vars(target) is not target:
-            vars(target).clear()
-            set_attributes(target, self._attributes(names, values))
-        return target
+        if isinstance(made, defaultdict) and not is_alike:
+            made.default_factory = _factory(content)
+        return into if is_alike else made
 
     def _sequence(self, kind: Any, parts: list[Any], into: Any) -> Any:
         if kind is tuple:
             return self._tuple(tuple, parts[0])
-        values = self._items_there(parts[0])
+        is_set = kind in (set, frozenset, WeakSet)
+        values = (self._keys_there if is_set else self._items_there)(parts[0])
         if kind is frozenset:
             return frozenset(values)
         target: Any = into if type(into) is kind and (kind is not deque or into.maxlen == parts[1]) else None
@@ -329,13 +350,19 @@ class ValueReader:
         return _fill(target, dict if issubclass(kind, dict) and kind is not OrderedDict else kind, self._items(parts))
 
     def _tuple(self, make: Callable[[list[Any]], Any], nodes: list[Any]) -> Any:
-        """Return a tuple, whose items are not to be missed; in place of one with an item of the lost process only, what stands for that."""
+        """Return a tuple, or a mark for one that has only plain values beside an object of the lost process: the number of a future, say."""
         values = [self.read(each) for each in nodes]
-        return next((each for each in values if type(each) is OfLostProcess), None) or make(values)
+        marks = [each for each in values if type(each) is OfLostProcess]
+        if marks and all(type(each) in (OfLostProcess, *LEAVES) for each in values):
+            return marks[0]
+        return make([each.lost if type(each) is OfLostProcess else each for each in values])
 
     def _items(self, parts: list[Any]) -> dict[Any, Any]:
-        found = zip(map(self.read, parts[0]), map(self.read, parts[1]), strict=True)
-        return {key: each for key, each in found if OfLostProcess not in (type(key), type(each))}
+        keys, found = [self.read(each) for each in parts[0]], map(self.read, parts[1])
+        if any(type(each) is LostValue for each in keys):  # it has no hash
+            raise OpaqueError
+        pairs = zip(keys, found, strict=True)
+        return {key: each for key, each in pairs if OfLostProcess not in (type(key), type(each))}
 
 
 def _fill(target: Any, base: Any, values: Any) -> Any:
@@ -344,6 +371,10 @@ def _fill(target: Any, base: Any, values: Any) -> Any:
         sets.fill(target, values)
         return target
     base.clear(target)
+    if base is OrderedDict:  # its `update` calls methods of a derived class
+        for key, each in values.items():
+            OrderedDict.__setitem__(target, key, each)
+        return target
     (base.extend if base in (list, deque) else base.update)(target, values)
     return target
 
@@ -354,38 +385,11 @@ def _factory(parts: list[Any]) -> type:
     return FACTORIES[parts[2]]
 
 
-def _into(into: Any, value: Tensor, layout: list[Any]) -> Tensor:
-    """Return the script's tensor with this value if it fits, else a new tensor."""
-    if type(into) is Tensor and _is_alike(into, value, layout) and _may_be_written(into):
-        return into.copy_(value)
-    return new_tensor(value, *layout)
-
-
-def _may_be_written(tensor: Tensor) -> bool:
-    has_repeats = any(step == 0 and size > 1 for step, size in zip(tensor.stride(), tensor.shape, strict=True))
-    return not (tensor.requires_grad or tensor.is_inference() or has_repeats)
-
-
-def _is_alike(one: Tensor, other: Tensor, layout: list[Any]) -> bool:
-    is_like = (one.dtype, one.shape, one.device) == (other.dtype, other.shape, other.device)
-    return is_like and layout_of_tensor(one) == layout
-
-
-def _array(dtype: str, shape: list[int] | None, data: bytes, steps: list[int] | None = None, *, into: Any) -> Any:
-    made = array_of(dtype, [-1] if shape is None else shape, data)
-    if steps is not None:
-        made = new_array(made, steps)
-    is_like = isinstance(into, sys.modules["numpy"].ndarray) and (into.dtype, into.shape) == (made.dtype, made.shape)
-    if not is_like or shape is None or layout_of_array(into) != layout_of_array(made) or not into.flags.writeable:
-        return made
-    into[...] = made
-    return into
-
-
 def _objects(shape: list[int], nodes: list[Any], *, into: Any, read: Callable[[Any], Any]) -> Any:
     numpy = sys.modules["numpy"]
     is_like = type(into) is numpy.ndarray and into.dtype.hasobject and list(into.shape) == shape
     found = into if is_like else numpy.empty(shape, object)
     for at, node in zip(numpy.ndindex(*shape), nodes, strict=True):
-        found[at] = read(node)
+        each = read(node)
+        found[at] = each.lost if type(each) is OfLostProcess else each
     return found

@@ -11,7 +11,6 @@ from io import BytesIO
 from typing import Any, NoReturn
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from deadpool_run.errors import RefusedError
@@ -20,10 +19,10 @@ from deadpool_run.worker.variables.values.digests import digest_of, digest_of_ar
 from deadpool_run.worker.variables.values.kinds.functions import unbound
 from deadpool_run.worker.variables.values.kinds.iterators import is_iterator, progress_of
 from deadpool_run.worker.variables.values.objects import OpaqueError
-from deadpool_run.worker.variables.values.tensors import SAMPLES, is_array, sample_of_array
+from deadpool_run.worker.variables.values.tensors import SAMPLES, is_array, is_data, sample_of_array
 
 _CONTAINERS = (list, tuple, dict, set, frozenset, deque)
-_LEAVES = (type(None), bool, int, float, complex, str, bytes)
+LEAVES = (type(None), bool, int, float, complex, str, bytes)
 _MOST_PARTS = 4096
 _DEEPEST = 4
 
@@ -33,6 +32,7 @@ MADE_LATER = (
     "one of these"
 )
 MOVED = "it shares memory with a protected tensor, and did not when the loop began"
+PART = "an object of class "
 OF_OTHER = "it was made after the loop had begun, and only the code of its class can read what is in it"
 OVERLAPS = "it shares memory with another variable, and no variable has all of that memory"
 
@@ -68,13 +68,13 @@ class Unkept:
         self._arrays = _digests_of_arrays(value) if arrays else None
         self._id = id(value)
         self._alive = (
-            value if _size(value) and type(self._last) in _LEAVES else None
+            value if _size(value) and type(self._last) in LEAVES else None
         )  # no other object gets its identity
         self.is_iterator = type(value) is not LostValue and is_iterator(value)
-        self._source = _weak(value) if self.is_iterator else None
+        self._source = _weak(value) if self.is_iterator else _weak_or_none(value)
         self._progress = progress_of(value) if self.is_iterator else None
 
-    def is_still(self, value: Any, *, inside: bool = False, thorough: bool = False) -> bool:
+    def is_still(self, value: Any, *, inside: bool = False, thorough: bool = False) -> bool:  # noqa: PLR0911 - one line for each sign
         """Return whether the value is the same object, and no change can be detected.
 
         `inside` also looks at the numbers, texts and objects in it, which has a `cost`, and `thorough` at all bytes of arrays as well.
@@ -82,6 +82,8 @@ class Unkept:
         value = unbound(value)
         if self.is_iterator:
             return self._is(value) and progress_of(value) == self._progress
+        if self._source is not None and self._source() is not value:
+            return False
         if type(value) in _CONTAINERS and (id(value) != self._id or _size(value) != self._size):
             return False
         parts = list(_parts(value))
@@ -100,7 +102,7 @@ class Unkept:
     def is_of(self, value: Any) -> bool:
         """Return whether the value is the same object, even if its content has changed."""
         value = unbound(value)
-        if self.is_iterator:
+        if self._source is not None:
             return self._is(value)
         if type(value) in _CONTAINERS:
             return id(value) == self._id
@@ -127,6 +129,7 @@ class Unkept:
 
 _RUNNING = frozenset(
     {
+        "_asyncio",
         "_io",
         "_socket",
         "_thread",
@@ -144,7 +147,7 @@ _RUNNING = frozenset(
 
 def is_of_process(kind: type) -> bool:
     """Return whether objects of a class are of use in their own process only: a future, a thread, an open file, an event of a stream."""
-    if issubclass(kind, (torch.futures.Future, torch.Stream, torch.Event, dist.Work)):
+    if issubclass(kind, (torch.futures.Future, torch.Stream, torch.Event)):
         return True
     return not issubclass(kind, BytesIO) and any(each.__module__.partition(".")[0] in _RUNNING for each in kind.__mro__)
 
@@ -238,6 +241,17 @@ def kept_back(value: LostValue) -> Any:
     return None if why_lost(value) == OVERLAPS else value._lost_instead_of  # noqa: SLF001 - as above
 
 
+def is_of_other(value: LostValue) -> bool:
+    """Return whether a value stands for a part of a container (`OF_OTHER`)."""
+    return why_lost(value) == OF_OTHER
+
+
+def class_of_lost(value: LostValue) -> str:
+    """Return the name of the class of a part of a container that was lost."""
+    name: str = value._lost_as[0]  # noqa: SLF001 - as above
+    return name.removeprefix(PART).partition(" in ")[0]
+
+
 class OfLostProcess:
     """A mark in place of an object that only the lost process had a use for (`is_of_process`). No variable gets it."""
 
@@ -285,9 +299,19 @@ def _weak(value: Any) -> Callable[[], Any]:
         return lambda: value
 
 
+def _weak_or_none(value: Any) -> Callable[[], Any] | None:
+    """Return a weak reference to an object that is no data and no container, if its class allows one."""
+    if type(value) in (*_CONTAINERS, *LEAVES) or is_data(value):
+        return None
+    try:
+        return weakref.ref(value)
+    except TypeError:
+        return None
+
+
 def _mark(part: Any) -> Any:
     """Return the part itself if it is plain, else its identity, which does not keep it alive."""
-    return part if type(part) in _LEAVES else (id(part),)
+    return part if type(part) in LEAVES else (id(part),)
 
 
 def _is_same_last(one: Any, other: Any) -> bool:

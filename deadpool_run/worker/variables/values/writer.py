@@ -35,7 +35,14 @@ from deadpool_run.worker.variables.values.tensors import (
     is_array,
     is_data,
 )
-from deadpool_run.worker.variables.values.unkept import MADE_LATER, LostValue, is_of_process, why_lost
+from deadpool_run.worker.variables.values.unkept import (
+    MADE_LATER,
+    LostValue,
+    class_of_lost,
+    is_of_other,
+    is_of_process,
+    why_lost,
+)
 from deadpool_run.worker.variables.values.views import layout_of
 
 _PLAIN = frozenset({type(None), bool, float, str, bytes})
@@ -106,8 +113,8 @@ class ValueWriter(ObjectWriter):
 
     def _forget(self, before: int) -> None:
         """Forget objects that no written node refers to."""
-        for key in list(self._made)[before:]:
-            del self._made[key]
+        while len(self._made) > before:
+            self._made.popitem()
 
     def _write(self, value: Any) -> Any:  # noqa: PLR0911 - one line for each kind
         kind = type(value)
@@ -289,6 +296,8 @@ class ValueWriter(ObjectWriter):
         raise UnkeptDataError(iterators.WHY_LOST)
 
     def _container(self, kind: Any, value: Any, *columns: Iterable[Any]) -> list[Any]:
+        if self._rule == WHOLE and kind is defaultdict and value.default_factory and not factory_of(value):
+            raise OpaqueError
         many = kind.__len__(value) > MOST_VALUES
         nodes = self._numbers_of(columns) if many else [self._all(each) for each in columns]
         return [kind.__name__, *nodes, *([value.maxlen] if kind is deque else factory_of(value))]
@@ -300,7 +309,10 @@ class ValueWriter(ObjectWriter):
             raise OpaqueError from error
 
     def _part(self, value: Any) -> Any:
-        before = len(self._made)
+        before, values, nbytes = len(self._made), self._values, self._data.nbytes
+        if type(value) is LostValue and is_of_other(value) and self._rule == STAND_INS:
+            self.holes += 1
+            return ["number", 0, class_of_lost(value), False]  # of a rank that was lost before
         try:
             return self._write(value)
         except (UnkeptDataError, MadeLaterError):
@@ -311,7 +323,13 @@ class ValueWriter(ObjectWriter):
                     raise MadeLaterError(MADE_LATER) from None
                 raise
             self._forget(before)
+            self._values, self._data.nbytes = values, nbytes
             return self._hole(value)
+
+    def _is_held(self, value: Any) -> bool:
+        is_named = self._objects is not None and self._objects.name_of(value) is not None
+        named = (self._named.name_of(value), self._references.name_of(value))
+        return is_named or id(value) in self._made or named != (None, None)
 
     def _numbers_of(self, columns: Iterable[Iterable[Any]]) -> list[list[Any]]:
         """Return the numbers of a large container that has only numbers, at C speed."""

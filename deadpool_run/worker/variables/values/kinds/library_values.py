@@ -21,6 +21,7 @@ import torch
 
 from deadpool_run.worker.codec import device_of, is_current
 from deadpool_run.worker.variables.values.objects import OpaqueError
+from deadpool_run.worker.variables.values.tensors import is_array_type
 
 _MADE: dict[str, type] = {
     f"{kind.__module__}.{kind.__qualname__}": kind
@@ -66,12 +67,17 @@ _SIMPLE: Any = ctypes.c_int.__base__
 _NUMBERS = frozenset("?bBhHiIlLqQfdgcu")
 """Type codes of ctypes without pointers and Python objects."""
 
-TAGS = frozenset({"enum", "bytearray", "array of", "constant of torch", "made", "c numbers", "error"})
+TAGS = frozenset({"enum", "bytearray", "array of", "constant of torch", "made", "c numbers", "error", "array type"})
 
 
 def is_immutable(value: Any) -> bool:
     """Return whether a value is one of these classes and never changes."""
-    return type(value) in _NAMES or type(value) in _OF_TORCH or isinstance(value, enum.Enum)
+    return type(value) in _NAMES or type(value) in _OF_TORCH or isinstance(value, enum.Enum) or is_plain_type(value)
+
+
+def is_plain_type(value: Any) -> bool:
+    """Return whether a value is the type of an array's elements, without fields."""
+    return is_array_type(value) and value.names is None and value.subdtype is None and not value.hasobject
 
 
 def is_kept(value: Any) -> bool:
@@ -107,7 +113,7 @@ def _fill(into: Any, content: bytes) -> bool:
     return True
 
 
-def parts_of(value: Any) -> list[Any]:
+def parts_of(value: Any) -> list[Any]:  # noqa: PLR0911 - one line for each kind
     """Return a tag, names, and last a sequence of the plain values in it."""
     kind = type(value)
     if kind in _NAMES:
@@ -119,12 +125,18 @@ def parts_of(value: Any) -> list[Any]:
     if kind in _OF_TORCH:
         return ["constant of torch", [str(value).removeprefix("torch.")]]
     if issubclass(kind, BaseException):
+        base = _builtin_of(kind)
+        if sys.modules.get(kind.__module__, None) is None or not _is_plain_error(kind, base):
+            raise OpaqueError
+        names = list(vars(value))
         return [
             "error",
             kind.__module__,
             kind.__qualname__,
-            [_builtin_of(kind).__reduce__(value)[1], dict(vars(value))],
+            [tuple(names), *base.__reduce__(value)[1], *vars(value).values()],
         ]
+    if is_array_type(value):
+        return ["array type", [value.str]]
     if (memory := c_numbers_of(value)) is not None:
         return ["c numbers", [bytes(memory)]]
     return ["bytearray", [bytes(value)]] if kind is bytearray else ["array of", [value.typecode, value.tobytes()]]
@@ -143,8 +155,12 @@ def of_parts(tag: str, names: Sequence[str], parts: Sequence[Any], into: Any, cl
             return class_of(*names)(parts[1]) if parts[0] is None else class_of(*names).__members__[parts[0]]
         case "constant of torch":
             return getattr(torch, parts[0])
+        case "array type":
+            return sys.modules["numpy"].dtype(parts[0])
         case "error":
-            return _error(class_of(*names), *parts)
+            attributes, arguments = parts[0], parts[1:]
+            first = len(arguments) - len(attributes)
+            return _error(class_of(*names), arguments[:first], dict(zip(attributes, arguments[first:], strict=True)))
         case "bytearray":
             return _filled(into if type(into) is bytearray else bytearray(), parts[0])
         case "c numbers":
@@ -153,6 +169,18 @@ def of_parts(tag: str, names: Sequence[str], parts: Sequence[Any], into: Any, cl
             return into
     is_alike = type(into) is array and into.typecode == parts[0]
     return _filled(into if is_alike else array(parts[0]), array(*parts))
+
+
+def _is_plain_error(kind: Any, base: Any) -> bool:
+    """Return whether no class of an exception but the built-in one is written in C, and every process finds its class by name."""
+    found: Any = sys.modules.get(kind.__module__)
+    for part in kind.__qualname__.split("."):
+        found = getattr(found, part, None)
+    return (
+        found is kind and kind.__basicsize__ == type("_Derived", (base,), {}).__basicsize__
+        if kind is not base
+        else True
+    )
 
 
 def _builtin_of(kind: Any) -> Any:
@@ -167,9 +195,9 @@ def _error(kind: type, arguments: Sequence[Any], attributes: Mapping[str, Any]) 
         raise OpaqueError
     try:
         found: BaseException = base.__new__(kind, *arguments)
-    except TypeError as error:  # a part of its class is written in C
+        base.__init__(found, *arguments)
+    except Exception as error:  # a built-in class that checks its arguments
         raise OpaqueError from error
-    base.__init__(found, *arguments)
     vars(found).update(attributes)
     return found
 

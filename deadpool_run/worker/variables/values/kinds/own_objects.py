@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from deadpool_run.ids import PACKAGE
-from deadpool_run.worker.codec import attributes_of
+from deadpool_run.worker.codec import attributes_of, table_of
 from deadpool_run.worker.state import generators
 from deadpool_run.worker.variables.values.kinds.library_values import C_DATA
 from deadpool_run.worker.variables.values.objects import USED, OpaqueError
@@ -58,6 +58,7 @@ def is_own(kind: type, modules: Collection[str]) -> bool:
 
 
 _REDUCE: Any = object.__reduce_ex__
+_PLAIN_REDUCE: Any = object.__reduce__
 _MACHINERY = ("torch._", "torch.distributed._", "torch.distributed.fsdp", "torch.distributed.tensor")
 """Packages of torch whose objects belong to a wrapped or compiled model. They are looked after with it."""
 _OTHER = frozenset({type(os.environ), WeakKeyDictionary, WeakSet, WeakValueDictionary})
@@ -72,6 +73,7 @@ def is_plain(kind: type) -> bool:
     """Return whether all state of a class's objects is in attributes: no class that it derives from is written in C, or has slots."""
     return (
         type(kind) in (type, ABCMeta)
+        and kind.__weakrefoffset__ == _Plain.__weakrefoffset__
         and kind.__basicsize__ == _Plain.__basicsize__
         and kind.__dictoffset__ == _Plain.__dictoffset__  # one slot is as large as what a class without slots has
         and kind.__reduce_ex__ is _REDUCE
@@ -86,7 +88,8 @@ def _is_of_machinery(kind: type) -> bool:
 
 def is_plain_of_library(kind: type) -> bool:
     """Return whether a class is plain, and neither of Python itself nor one of whose objects only references are written."""
-    return is_plain(kind) and _is_of_library(kind) and not issubclass(kind, USED)
+    has_more = hasattr(kind, "__del__") or hasattr(kind, "__next__") or kind.__reduce__ is not _PLAIN_REDUCE
+    return is_plain(kind) and _is_of_library(kind) and may_be_made(kind) and not (has_more or issubclass(kind, USED))
 
 
 def _is_of_library(kind: type) -> bool:
@@ -190,8 +193,10 @@ def attributes_of_container(value: Any) -> dict[str, Any]:
 
 def replace_attributes(value: Any, attributes: Mapping[str, Any]) -> None:
     """Set the attributes of an object, and remove all others."""
+    table = table_of(value)
     for name in attributes_of(value).keys() - attributes.keys():
-        object.__delattr__(value, name)
+        if table.pop(name, table) is table:  # in a slot
+            object.__delattr__(value, name)
     set_attributes(value, attributes)
 
 
