@@ -265,7 +265,9 @@ class RepairParticipant:
     def learn_replicas(self) -> None:
         """After attaching: note which replicas differ as before the loss; the others have to stay equal."""
         self.snapshots.agreement.share()
-        self.snapshots.agreement.compare(strict=False)
+        difference = self.snapshots.agreement.compare(strict=False, is_new=self.session.replacement)
+        if difference is not None and not self.registry.step_failed:
+            self._stop_for(difference, self.completed)
         self.snapshots.agreement.repaired(self.completed)
 
     def agrees(self, version: Version) -> bool:

@@ -69,14 +69,19 @@ class Agreement:
                 known = zip(names, zip(*table, strict=True), strict=True)
                 self.unequal.update(name for name, column in known if any(column))
 
-    def compare(self, *, strict: bool) -> ReplicaDifference | None:
-        """Return a difference between this rank's tensors and their replicas. Without `strict`, only learn the names that differ."""
+    def compare(self, *, strict: bool, is_new: bool = False) -> ReplicaDifference | None:
+        """Return a difference between this rank's tensors and their replicas. Without `strict`, learn the names that differ.
+
+        `is_new`: this process is a replacement. What only those have otherwise, in their first repair, is a difference in any case.
+        """
         found = None
         for group, tensors in self._by_group():
-            found = self._compare_in(group, tensors, strict=strict) or found
+            found = self._compare_in(group, tensors, strict=strict, is_new=is_new) or found
         return found
 
-    def _compare_in(self, group: dist.ProcessGroup, tensors: Named, *, strict: bool) -> ReplicaDifference | None:
+    def _compare_in(
+        self, group: dist.ProcessGroup, tensors: Named, *, strict: bool, is_new: bool
+    ) -> ReplicaDifference | None:
         names = [name for name, _ in tensors if name not in self.unequal]
         own = [tensor if strict else sampled(tensor) for name, tensor in tensors if name not in self.unequal]
         whole = torch.tensor([zlib.crc32("\n".join(names).encode()), len(own), digest_all(own)])
@@ -86,12 +91,26 @@ class Agreement:
         table = _gathered(torch.tensor([digest(tensor) for tensor in own]), group)
         wrong = [name for name, column in zip(names, zip(*table, strict=True), strict=True) if len(set(column)) > 1]
         if not strict:
-            self.unequal.update(wrong)
+            are_new = [row != [0] for row in _gathered(torch.tensor([int(is_new and self._resumed is None)]), group)]
+            wrong = self._learn(wrong, [[row[names.index(name)] for row in table] for name in wrong], are_new)
+        if not wrong:
             return None
         ranks = dist.get_process_group_ranks(group)
-        usual = max(table, key=table.count)
-        odd = tuple(rank for rank, row in zip(ranks, table, strict=True) if row != usual)
+        rows = [[row[names.index(name)] for name in wrong] for row in table]
+        usual = max(rows, key=rows.count)
+        odd = tuple(rank for rank, row in zip(ranks, rows, strict=True) if row != usual)
         return ReplicaDifference(tuple(wrong), tuple(ranks), odd, group)
+
+    def _learn(self, names: list[str], values: list[list[int]], are_new: list[bool]) -> list[str]:
+        """Learn names that differ between ranks; return those in which two or more that are not new agree: a repair has made that difference."""
+        spoiled = []
+        for name, column in zip(names, values, strict=True):
+            old = [value for value, is_new in zip(column, are_new, strict=True) if not is_new]
+            if len(old) > 1 and len(set(old)) == 1:
+                spoiled.append(name)
+            else:
+                self.unequal.add(name)
+        return spoiled
 
     def _by_group(self) -> Iterator[tuple[Any, Named]]:
         """Yield each group with the tensors that all its members replicate, parameters and optimizer state separately.

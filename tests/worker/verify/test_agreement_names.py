@@ -29,3 +29,24 @@ def test_a_replacement_learns_what_survivors_know(make_world):
     assert survivor == replacement
     assert survivor[0]
     assert survivor[1], "what differs anyway is no difference"
+
+
+def spoils(member):
+    """Rank 2 is new. One name differs on it only, and another one on all ranks, as before the loss."""
+    member.start()
+    model = DistributedDataParallel(torch.nn.Linear(2, 1))
+    protected = Protected()
+    protected.add("model", model)
+    agreement = Agreement(protected)
+    with torch.no_grad():
+        model.module.bias += member.rank
+        model.module.weight += member.rank == 2
+    found = agreement.compare(strict=False, is_new=member.rank == 2)
+    dist.barrier()
+    return sorted(agreement.unequal), found and (found.names, found.odd)
+
+
+def test_what_only_a_replacement_has_otherwise_is_not_learned(make_world):
+    for unequal, found in make_world(3).run(spoils):
+        assert unequal == ["model/bias"]
+        assert found == (("model/weight",), (2,))
