@@ -189,11 +189,11 @@ class LaunchSpec:
         """Refuse a launch that a node cannot run."""
         if self.nproc_per_node != self.settings.ranks_per_node:
             raise UsageError(
-                f"the job has {self.settings.ranks_per_node} ranks per node, this node {self.nproc_per_node}: "
+                f"the job has {self.settings.ranks_per_node} ranks per node, this node {self.nproc_per_node}\n"
                 "give all nodes the same --nproc-per-node"
             )
         if self.start_method is StartMethod.FORKSERVER and self.python != sys.executable:
-            raise UsageError(f"the fork server cannot fork workers of {self.python}: add --start-method spawn")
+            raise UsageError(f"the fork server cannot fork workers of {self.python}\nadd --start-method spawn")
 
     @property
     def command(self) -> Target:

@@ -27,8 +27,23 @@ class Victims:
     """The agent of the node fails, or of a random node that does not lead."""
 
     def __post_init__(self) -> None:
-        if (self.rank is not None) + self.drawn + (self.node is not None) + self.spare != 1:
-            raise UsageError("name one of RANK, --random, --node and --spare\nfor example `deadpool-run kill-rank 1`")
+        given = self.words()
+        if len(given) != 1:
+            got = " and ".join(filter(None, (", ".join(given[:-1]), *given[-1:]))) or "none"
+            raise UsageError(
+                f"name exactly one of RANK, --random, --node, --spare and --agent; it got {got}\n"
+                "for example `deadpool-run kill-rank 1`"
+            )
+
+    def words(self) -> list[str]:
+        """Return the target as the words of a command line that name it."""
+        given = {
+            "RANK": self.rank is not None,
+            "--random": self.drawn,
+            "--node": self.node is not None,
+            "--spare": self.spare,
+        }
+        return [word for word, is_given in given.items() if is_given]
 
     def description(self) -> str:
         """Return the target as text for messages."""
@@ -55,11 +70,25 @@ class Victims:
         if self.rank is not None:
             return [ranks[self.rank]]
         alive = [rank for rank in ranks if rank.get("pid") is not None]
-        found = [draw.choice(alive)] if self.drawn and alive else [rank for rank in alive if rank["node"] == self.node]
+        if self.node is not None:
+            self._check_known(status)
+        if not alive:
+            raise ControlRefusedError("no rank has a process now\ntry again after the repair")
+        found = [draw.choice(alive)] if self.drawn else [rank for rank in alive if rank.get("node") == self.node]
         if not found:
-            names = sorted({str(rank.get("node")) for rank in ranks})
-            raise ControlRefusedError(f"no rank is on node {self.node}: nodes with ranks are {', '.join(names)}")
+            names = sorted({str(rank.get("node")) for rank in alive})
+            raise ControlRefusedError(
+                f"no rank of node {self.node} has a process now: nodes with ranks are {', '.join(names)}\n"
+                "name one of them, or try again after a repair"
+            )
         return found
+
+    def _check_known(self, status: Status) -> None:
+        """Refuse a node that the job does not have."""
+        entries = (*status.get("nodes", ()), *status.get("ranks", ()))
+        names = sorted({str(each["node"]) for each in entries if each.get("node")})
+        if self.node not in names:
+            raise ControlRefusedError(f"there is no node {self.node}: nodes are {', '.join(names)}")
 
     def _node(self, status: Status, draw: random.Random) -> Mapping[str, Any]:
         """Return the node whose agent fails: the named one, or a random one that does not lead."""
@@ -69,7 +98,8 @@ class Victims:
         if self.node is None:
             found = [each for each in nodes if each["node"] != leader]
         if not found:
-            raise ControlRefusedError(f"no such node now: nodes are {', '.join(each['node'] for each in nodes)}")
+            what = "no node but the leader's" if self.node is None else f"no node {self.node}"
+            raise ControlRefusedError(f"there is {what}: nodes are {', '.join(each['node'] for each in nodes)}")
         return draw.choice(found)
 
     def reached(self, status: Status, step: int) -> bool:

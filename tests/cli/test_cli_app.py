@@ -131,7 +131,7 @@ def test_help_has_the_most_used_options_and_fits_the_terminal(columns):
         ("--no-python nowhere-to-be-found", "program 'nowhere-to-be-found'", "--no-python"),
         ("--config nowhere.yaml train.py", "nowhere.yaml: cannot be read", "--no-config"),
         ("--color blue train.py", "--color 'blue'", "write one of auto, always, never"),
-        ("kill-rank", "name one of RANK, --random, --node and --spare", "kill-rank 1"),
+        ("kill-rank", "name exactly one of RANK, --random, --node, --spare and --agent; it got none", "kill-rank 1"),
         ("kill-rank 1 --how politely", "politely", "write one of sigkill"),
     ],
 )

@@ -145,6 +145,26 @@ def test_logs_of_all_generations_are_shown(home, logged):
     assert deadpool(*line, "--stream", "x", env=ours(home)).returncode == 2
 
 
+def test_what_is_not_on_this_machine_is_refused_with_the_place(home, run):
+    path = run("far", ended=ago(minutes=5), log_dir="/nowhere/logs")
+    run("mute", ended=ago(minutes=5), log_dir=None)
+    logs = deadpool("logs", "--run-id", "far", env=ours(home))
+    assert (logs.returncode, logs.stderr.splitlines()) == (
+        4,
+        [
+            "deadpool-run: run far has no log files on this machine (log directory /nowhere/logs)",
+            "  run this on the machine of the rank, or start the run with --tee 3",
+        ],
+    )
+    mute = deadpool("logs", "--run-id", "mute", env=ours(home)).stderr
+    assert "run mute has no log files (log directory /dev/null)\n  start it with another --log-dir, and --tee 3" in mute
+    for command in ("events", "report"):
+        done = deadpool(command, "--run-id", "far", env=ours(home))
+        first, last = done.stderr.splitlines()
+        assert (done.returncode, first) == (4, f"deadpool-run: {path}: there is no journal on this machine")
+        assert "run this on the leader's: `deadpool-run status` names it; `deadpool-run ls` lists" in last
+
+
 def test_a_journal_is_told_in_words_with_times_of_day(home, run):
     path = run("told", ended=ago(minutes=5), started="2026-01-02T03:04:05+00:00")
     lines = [

@@ -136,6 +136,11 @@ def test_what_slurm_would_not_write_is_refused_with_a_way_out(variable, value):
         discover(STEP | {variable: value})
 
 
+def test_a_variable_that_is_no_number_is_named_with_its_value():
+    with pytest.raises(UsageError, match=r"^SLURM_STEP_ID is 'no', not a number\nunset it, or add --no-slurm$"):
+        discover(STEP | {"SLURM_STEP_ID": "no"})
+
+
 @pytest.mark.parametrize(
     ("line", "survives"),
     [

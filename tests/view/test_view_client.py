@@ -26,6 +26,7 @@ from deadpool_run.ids import NodeId, Rank, WorkerId
 from deadpool_run.view.client import ControlClient, ControlRefusedError, connect
 
 WAIT_S = 30
+ONE_OF = "name exactly one of RANK, --random, --node, --spare and --agent; it got "
 
 
 class Run:
@@ -223,7 +224,10 @@ def test_a_random_rank_a_node_or_a_spare_is_killed(live):
         "rank 1: worker 1 " in deadpool("kill-rank", "--node", "n1", "--count", "2", "--every", "10ms", *where).stdout
     )
     assert live.events == [KillRequested(Rank(1), KillHow.SIGKILL)] * 3
-    assert "no rank is on node n7: nodes with ranks are n0, n1" in deadpool("kill-rank", "--node", "n7", *where).stderr
+    assert "there is no node n7: nodes are n0, n1" in deadpool("kill-rank", "--node", "n7", *where).stderr
+    idle = deadpool("kill-rank", "--node", "n0", *where)
+    assert (idle.returncode, idle.stdout) == (1, "")
+    assert "no rank of node n0 has a process now: nodes with ranks are n1\n  name one of them, or" in idle.stderr
     assert "no spare is ready now" in deadpool("kill-rank", "--spare", *where).stderr
     live.shown = {**live.shown, "spares": [{"worker": 8, "pid": 18, "phase": "ready"}]}
     killed = deadpool("kill-rank", "--spare", "--how", "exit", *where)
@@ -231,6 +235,15 @@ def test_a_random_rank_a_node_or_a_spare_is_killed(live):
     assert live.events[3:] == [KillRequested(Rank(-1), KillHow.EXIT, WorkerId(8))]
     assert deadpool("kill-rank", "--spare", "--how", "oom", *where).stdout.endswith("was told to exit\n")
     assert deadpool("kill-rank", "1", "--how", "oom", *where).stdout.endswith("was told to run out of memory\n")
+
+
+@pytest.mark.parametrize("victim", ["--random", "--node n1"])
+def test_without_a_process_there_is_nothing_to_kill(live, victim):
+    live.shown = {**live.shown, "ranks": [{"rank": rank, "pid": None, "node": None} for rank in range(2)]}
+    live.shown["nodes"] = [{"node": "n0"}, {"node": "n1"}]
+    done = deadpool("kill-rank", *victim.split(), "--run-dir", str(live.run_dir))
+    assert (done.returncode, done.stdout, live.events) == (1, "", [])
+    assert "no rank has a process now\n  try again after the repair\n" in done.stderr
 
 
 def over_nodes(*names):
@@ -296,9 +309,15 @@ def test_a_job_that_is_not_protected_is_only_hurt_with_yes(live):
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        ("", "name one of RANK, --random, --node and --spare"),
-        ("1 --random", "name one of RANK"),
-        ("--random --phase step", "--phase 'step': not one of its values, or without RANK"),
+        ("", f"{ONE_OF}none\n  for example `deadpool-run kill-rank 1`"),
+        ("1 --random", f"{ONE_OF}RANK and --random\n"),
+        ("1 --random --node n0 --spare", f"{ONE_OF}RANK, --random, --node and --spare\n"),
+        (
+            "--random --phase step",
+            "--phase: needs a RANK, and --random names none\n  write `kill-rank 2 --phase step`",
+        ),
+        ("--node n0 --phase step", "--phase: needs a RANK, and --node names none"),
+        ("1 --phase stop", "--phase 'stop': not a phase\n  write one of setup, rehearsal, step, "),
         ("1 --every soon", "--every 'soon': not a duration"),
         ("1 --how nuke", "--how 'nuke': no way to fail\n  write one of sigkill, sigterm,"),
         ("1 --how slow:0.5", "--how 'slow:0.5': the factor must be above 1"),

@@ -1,1 +1,1 @@
-"""Rehearsal of a run with faults: the plan, its faults as requests of a user, and the verdict. Imports `view` and below."""
+"""Rehearsal of a run with faults: the plan, its faults as requests of a user, and the verdict. Observers, spec and the command line import it."""

@@ -181,5 +181,5 @@ def _number(environment: Mapping[str, str], variable: str, default: int = 0) -> 
     if not text:
         return default
     if not text.isascii() or not text.isdigit():
-        raise UsageError(f"{variable} is {text!r}, not a number\nSlurm sets other values: --no-slurm ignores it")
+        raise UsageError(f"{variable} is {text!r}, not a number\nunset it, or add --no-slurm")
     return int(text)

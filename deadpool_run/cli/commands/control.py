@@ -13,7 +13,8 @@ from deadpool_run.agent.console import tell
 from deadpool_run.cli.commands.confirm import confirmed
 from deadpool_run.cli.options.resolve import duration_s
 from deadpool_run.cli.runs.find import Run, RunDir, RunId, RunState, connect_run, find_run, run_at
-from deadpool_run.errors import NoSuchRunError, UsageError
+from deadpool_run.errors import NoSuchRunError
+from deadpool_run.view.client import ControlRefusedError
 
 _TIMED_OUT = 124
 """The exit code of timeout(1)."""
@@ -37,7 +38,7 @@ def stop(
     with connect_run(run_dir, run_id, os.environ) as client:
         run = run_at(client.run_dir)
         if save and client.ask({"do": "status"}).get("durable") is None:
-            raise UsageError(
+            raise ControlRefusedError(
                 f"run {run.name} is not stopped: it has no --durable, so its progress would be lost\n"
                 "stop it without --save, or start it with --durable DIR"
             )

@@ -9,7 +9,6 @@ import typer
 from deadpool_run.agent.console import tell
 from deadpool_run.cli.commands.confirm import confirmed
 from deadpool_run.cli.runs.find import RunDir, RunId, connect_run
-from deadpool_run.errors import UsageError
 from deadpool_run.view.client import ControlClient, ControlRefusedError
 from deadpool_run.view.health import Status
 
@@ -34,7 +33,7 @@ def drain(
         try:
             asked = client.ask({"do": "drain", **({"rank": int(target)} if is_rank else {"node": target})})
         except ControlRefusedError as refusal:
-            raise UsageError(
+            raise ControlRefusedError(
                 f"{what} is not drained: {refusal}\n`deadpool-run status` shows ranks, nodes and spares"
             ) from refusal
         before = {rank["rank"]: rank["worker"] for rank in status["ranks"] if rank["rank"] in asked["ranks"]}

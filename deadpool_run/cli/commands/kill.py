@@ -47,7 +47,8 @@ def kill_rank(  # noqa: PLR0913 - one parameter for each option
         int | None, typer.Option("--at-step", metavar="N", min=0, help="Wait until a rank has completed N steps.")
     ] = None,
     phase: Annotated[
-        str, typer.Option(metavar="|".join(ACTIVITIES), help="Wait until the rank is seen in this phase.")
+        str,
+        typer.Option(metavar="|".join(ACTIVITIES), help="Wait until the rank is seen in this phase. Only with RANK."),
     ] = "",
     count: Annotated[int, typer.Option(metavar="N", min=1, help="Kill N times.")] = 1,
     every: Annotated[str, typer.Option(metavar="TIME", help="Time between two kills.")] = "30s",
@@ -69,9 +70,11 @@ def kill_rank(  # noqa: PLR0913 - one parameter for each option
         return
     target = Victims(rank, at_random, node, spare)
     every_s = duration_s("--every", every, "makes no pause")
-    if phase and (phase not in ACTIVITIES or target.rank is None):
+    if phase and phase not in ACTIVITIES:
+        raise UsageError(f"--phase {phase!r}: not a phase\nwrite one of {', '.join(ACTIVITIES)}")
+    if phase and target.rank is None:
         raise UsageError(
-            f"--phase {phase!r}: not one of its values, or without RANK\nwrite one of {', '.join(ACTIVITIES)}"
+            f"--phase: needs a RANK, and {target.words()[0]} names none\nwrite `kill-rank 2 --phase {phase}`"
         )
     kind = _kind(how, slow_for, spare=spare)
     draw = random.Random(seed)  # noqa: S311 - not for secrets

@@ -41,8 +41,15 @@ def logs(
         raise typer.BadParameter(f"{stream!r} is not out, err or both")
     run = find_run(run_dir, run_id, os.environ)
     root = run.log_dir
-    if root is None or not root.is_dir():
-        raise NoSuchRunError(f"run {run.name} has no log files here\nits --log-dir is {root or '/dev/null'}")
+    if root is None:
+        raise NoSuchRunError(
+            f"run {run.name} has no log files (log directory /dev/null)\nstart it with another --log-dir, and --tee 3"
+        )
+    if not root.is_dir():
+        raise NoSuchRunError(
+            f"run {run.name} has no log files on this machine (log directory {root})\n"
+            "run this on the machine of the rank, or start the run with --tee 3"
+        )
 
     def find() -> list[Path]:
         return [path for _, path in sorted(_log_files(root, rank, _STREAMS[stream]))]
@@ -72,7 +79,7 @@ def events(
     Times are local, and derived from the start of the run. On several machines the journals of all leaders are shown, as far
     as they are on this machine.
     """
-    from deadpool_run.cli.runs.events import journals_of  # noqa: PLC0415 - a launch does without the core until then
+    from deadpool_run.cli.runs.events import journals_of, no_journal  # noqa: PLC0415 - a launch does without the core until then
 
     run = find_run(run_dir, run_id, os.environ)
 
@@ -80,7 +87,7 @@ def events(
         return journals_of(run.path)
 
     if not find() and not following:
-        raise NoSuchRunError(f"{run.path}: there is no journal\n`deadpool-run ls` lists the runs of this machine")
+        raise no_journal(run.path)
     journals: dict[Path, _Journal] = {}
     shown: Path | None = None
     for path, line in follow(find, lambda: _has_ended(run), wait=following):

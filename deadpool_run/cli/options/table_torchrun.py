@@ -111,7 +111,9 @@ INERT_OPTIONS = group(
         "With --nnodes and without --rdzv-endpoint: address of the first machine. Workers get the store's address separately.",
     ),
     Option(
-        "master_port", "PORT", "With --nnodes and without --rdzv-endpoint: port on which the first machine listens."
+        "master_port",
+        "PORT",
+        "With --nnodes and without --rdzv-endpoint: port on which the first machine listens. Default: 29500.",
     ),
     Option("local_addr", "HOST", "No effect: a machine is known by the address from which it reaches --rdzv-endpoint."),
     Option("monitor_interval", "TIME", "No effect: the kernel reports a death at once, nothing is polled."),

@@ -8,11 +8,11 @@ from typing import Any
 
 from deadpool_run.agent.records.incident_line import parts_of, total_s
 from deadpool_run.agent.records.user_log import Cost
-from deadpool_run.cli.runs.events import FAULTS, entries, fault_text, journals_of
+from deadpool_run.cli.runs.events import FAULTS, entries, fault_text, journals_of, no_journal
 from deadpool_run.cli.runs.find import Run
 from deadpool_run.coordinator.address import SAMPLES_NAME
 from deadpool_run.core.effects import Incident
-from deadpool_run.errors import NoSuchRunError, ProtocolError
+from deadpool_run.errors import ProtocolError
 from deadpool_run.wire.typed import Decoder, from_plain, parse
 
 
@@ -129,7 +129,7 @@ def read_history(run: Run) -> History:
     """Return the history of a run, live or ended. Raises `NoSuchRunError` if it has no journal here."""
     journals = journals_of(run.path)
     if not journals:
-        raise NoSuchRunError(f"{run.path}: there is no journal\n`deadpool-run ls` lists the runs of this machine")
+        raise no_journal(run.path)
     history = History(run.record)
     reader = _Reader(history)
     for path in journals:

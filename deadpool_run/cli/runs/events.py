@@ -9,7 +9,7 @@ from deadpool_run.agent.records.incident_line import short_line
 from deadpool_run.coordinator.address import JOURNALS
 from deadpool_run.core.effects import Incident
 from deadpool_run.core.recovery.shutdown import describe_exit
-from deadpool_run.errors import ProtocolError
+from deadpool_run.errors import NoSuchRunError, ProtocolError
 from deadpool_run.text import printable
 from deadpool_run.wire.typed import from_plain, parse
 
@@ -49,6 +49,15 @@ def journals_of(run_dir: Path) -> list[Path]:
     """Return the journals of a run that are on this machine, those of all leaders, the oldest first."""
     found = {*run_dir.glob(JOURNALS), *run_dir.glob(f"node-*/{JOURNALS}")}
     return sorted(found, key=_changed_at)
+
+
+def no_journal(run_dir: Path) -> NoSuchRunError:
+    """Return the error for a run without a journal here: only leaders write one."""
+    return NoSuchRunError(
+        f"{run_dir}: there is no journal on this machine\n"
+        "on several machines run this on the leader's: `deadpool-run status` names it; "
+        "`deadpool-run ls` lists the runs of this machine"
+    )
 
 
 def _changed_at(path: Path) -> float:

@@ -1,1 +1,1 @@
-"""The live status on a terminal: keys, sorting, scrolling. Imports `agent.records`, `view` and below, and `cli.runs`."""
+"""The live status on a terminal: keys, sorting, scrolling. Commands import it."""

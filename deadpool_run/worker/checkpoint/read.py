@@ -161,7 +161,10 @@ def _checked_record(candidate: _Candidate, world_size: int) -> checkpoint_format
             "a checkpoint cannot be loaded with another number of ranks"
         )
     if checkpoint_format.version_in(candidate.name) not in (None, record.version):
-        raise CheckpointError(f"its {checkpoint_format.RECORD} has version {record.version}")
+        raise CheckpointError(
+            f"its {checkpoint_format.RECORD} has version {record.version}: somebody has renamed it from "
+            f"{checkpoint_format.name_of(record.version)}"
+        )
     return record
 
 

@@ -1,1 +1,1 @@
-"""Collectives on a device (NCCL), as one protocol for groups, registry and loop. May import compat."""
+"""Collectives on a device (NCCL), as one protocol for groups, registry and loop. Groups, snapshot, process and check import it."""

@@ -181,8 +181,8 @@ class Transcript:
         """Return the transcript in its stored form. Raises `SnapshotError` if it overflowed."""
         if self.overflowed:
             raise SnapshotError(
-                f"set-up and the first steps received more than {MAX_BYTES} bytes in collectives, so that no spare can rehearse "
-                "this rank.\nBroadcast large tensors after the second step, or read them from a file on each rank."
+                f"set-up and the first steps received more than {MAX_BYTES >> 20} MiB in collectives, so that no spare can rehearse "
+                "this rank\nread such data from a file on each rank"
             )
         with self._lock:
             body = msgspec.msgpack.encode(_Stored(self._entries, typed.to_json(self.facts)), enc_hook=raw_bytes)

@@ -75,7 +75,10 @@ class CopyThread:
                 self._cancel_pending = cancel_pending and self._capture is not None
                 self._changed.notify_all()
                 if not self._changed.wait_for(lambda: self._capture is None, timeout=_COPY_WAIT_S + _SLOT_WAIT_S):
-                    raise SnapshotError(f"a capture did not end within {_COPY_WAIT_S + _SLOT_WAIT_S:.0f} s")
+                    raise SnapshotError(
+                        f"a capture did not end within {_COPY_WAIT_S + _SLOT_WAIT_S:.0f} s\n"
+                        "the machine may be overloaded or swap: see `deadpool-run status`"
+                    )
         if self._failure is not None:
             failure, self._failure = self._failure, None
             raise failure

@@ -366,7 +366,7 @@ def test_foreign_ones_are_refused_and_never_unpickled(trained, made, tmp_path, m
     found = read(made(), kept)
     assert found.version == 1
     wanted = (
-        "step-00000007 is refused: its deadpool.json has version 1",
+        "step-00000007 is refused: its deadpool.json has version 1: somebody has renamed it from step-00000001",
         "step-00000006 is refused: deadpool.json is the record of a 'something else'",
         "step-00000005 is refused: it has no deadpool.json",
     )

@@ -173,7 +173,7 @@ def test_too_much_is_said_and_not_stored(monkeypatch):
     more = torch.zeros(64, dtype=torch.uint8)
     transcript.fill(transcript.reserve("0", "broadcast", [more]), [more])
     assert transcript.overflowed
-    with pytest.raises(SnapshotError, match="no spare can rehearse"):
+    with pytest.raises(SnapshotError, match="no spare can rehearse this rank\nread such data from a file on each rank"):
         transcript.to_bytes()
 
 
