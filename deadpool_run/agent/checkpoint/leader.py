@@ -255,6 +255,12 @@ class CheckpointLeader:
             self.job.say(f"the durable checkpoint that was being written is void: node {node} is lost")
             self._void(f"node {node} is lost")
 
+    def led_again(self) -> None:
+        """Void the attempt, as its leader leads in a later term now: nodes have given up what it ordered before."""
+        if self._attempt is not None:
+            self.job.say("the durable checkpoint that was being written is void: the nodes had no leader meanwhile")
+            self._void("the nodes had no leader meanwhile")
+
     def new_timeline(self) -> None:
         """Void an attempt whose version is not copied yet: versions may be made again."""
         if self._attempt is not None and self._attempt.step in (CheckpointStep.PREPARE, CheckpointStep.COPY):

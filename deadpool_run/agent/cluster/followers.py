@@ -254,6 +254,8 @@ class Followers:
         if rejoin.found.node != rejoin.node:
             raise ProtocolError(f"node {rejoin.node} rejoins without its inventory")
         self.log.followers.discard(rejoin.node)
+        self._log_at.pop(rejoin.node, None)  # it counted messages of an earlier session
+        self._loop.call_soon(self.decided)  # nothing more may be decided: the job may be over
         self.connections.send(rejoin.node, self._leadership.agents())
         self.connections.send(rejoin.node, self._leader.world())
         self._join(rejoin.node, rejoin.place)

@@ -324,8 +324,8 @@ class Leader:
             self.tell_all(committed)
 
     def _publish_buddies(self) -> None:
-        """Send buddies to the nodes for which they changed."""
-        if self._tracking is None:
+        """Send buddies to the nodes for which they changed; after a takeover, to all, once they are connected."""
+        if self._tracking is None or self.state.move is not None:
             return
         for node, news in self._tracking.buddies_news(self.state, self._peer):
             self.tell_node(node, news)

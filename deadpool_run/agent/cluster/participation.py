@@ -161,27 +161,34 @@ class Participation:
     # --- leading: what the election orders ------------------------------------------------------------------------
 
     def take_over(self, term: int) -> None:
-        """Lead from now on, from the followed log of the last leader."""
-        if self.leader is not None:  # it has led before, and nobody else was elected meanwhile
-            self._lead_again(self.leader, term)
-            return
-        if self._replica.known is None:
+        """Lead from now on: from the followed log of the last leader, or from the own one if nobody has led since."""
+        leader, again = self.leader, self.leader is not None
+        if leader is not None:
+            leader.durable.led_again()
+            leader.server.resume()
+        elif self._replica.known is None:
             self.fence("elected leader without a copy of the decision log; leaving the job")
             return
-        if self._follower is not None:
-            self._follower.close()
-            self._follower = None
-        self.node.participant.void()  # what the last leader ordered
-        leader = self._lead(term)
-        leader.resume()
-        tell(f"this node leads the job now, in term {term}; its records are in {self._spec.run_dir}")
+        else:
+            if self._follower is not None:
+                self._follower.close()
+                self._follower = None
+            self.node.participant.void()  # what the last leader ordered
+            leader = self._lead(term)
+            leader.resume()
+            tell(f"this node leads the job now, in term {term}; its records are in {self._spec.run_dir}")
+        has_followers = not again or self.leadership.has_followers()
+        if again and has_followers:  # they follow as they would another leader
+            self.share(self.leadership.agents())
         if leader.state.phase is JobPhase.STOPPED:
             self._tasks.start(self._lead_to_the_end(leader, term))
         else:
-            leader.submit(CoordinatorMoved(term, self._here.node))
-            leader.submit(self.node.resynced())
-            self._replicator.report_all()
-            leader.begin()
+            if has_followers:
+                leader.submit(CoordinatorMoved(term, self._here.node))
+                leader.submit(self.node.resynced())
+                self._replicator.report_all()
+            if not again:
+                leader.begin()
             self.advertisement.lead(leader, term)
         self._accept_callers()
 
@@ -191,22 +198,12 @@ class Participation:
         for caller in callers:
             self.accept(ConnectionRole.MEMBER, caller)
 
-    def _lead_again(self, leader: Leader, term: int) -> None:
-        """Lead in a later term, from the own log. The others, if any are left, follow as they would another leader."""
-        leader.server.resume()
-        if self.leadership.has_followers():
-            leader.submit(CoordinatorMoved(term, self._here.node))
-            leader.submit(self.node.resynced())
-            self._replicator.report_all()
-            self.share(self.leadership.agents())
-        self.advertisement.lead(leader, term)
-
     async def _lead_to_the_end(self, leader: Leader, term: int) -> None:
-        """Lead only to end the job: the last leader may not have told every node that it is over."""
+        """Lead only to end the job: not every node may have been told that it is over."""
         stop, followers = leader.state.stop, leader.followers
         assert stop is not None
         assert followers is not None
-        leader.durable.close()  # the last leader was writing the last step: that attempt is void
+        leader.durable.close()  # the last step was being written, in an earlier term: that attempt is void
         self.advertisement.lead(leader, term)
         until = self._loop.time() + self._timeout_s
         while not (followers.is_whole() or self.over.done()) and self._loop.time() < until:

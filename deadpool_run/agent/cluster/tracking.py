@@ -12,7 +12,7 @@ from deadpool_run.ids import NodeId, Rank, Version
 from deadpool_run.wire.peers import Buddies, Committed, Peer, Safe
 
 _TERM_SHIFT = 32
-"""Leaders of other terms use other numbers."""
+"""Other numbers are used in other terms."""
 
 
 class Tracking:
@@ -77,7 +77,9 @@ class Tracking:
                 mine[seat.node][seat.rank] = tuple(found for found in peers if found is not None)
             for holder in dict.fromkeys((*holders, *former)):
                 keep[holder].append(seat.rank)
-        self._buddies = {node: told for node, told in self._buddies.items() if node in state.nodes}
+        # What was sent in an earlier term may be lost with its connection.
+        sent = {node: told for node, told in self._buddies.items() if told.number >> _TERM_SHIFT == state.term}
+        self._buddies = {node: told for node, told in sent.items() if node in state.nodes}
         for node in state.nodes:
             groups = {self._groups[rank] for rank in (*mine[node], *keep[node]) if rank in self._groups}
             before_told = self._buddies.get(node)

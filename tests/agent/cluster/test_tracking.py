@@ -60,3 +60,15 @@ def test_a_new_leader_tells_every_node_its_part_once_also_one_that_has_none_now(
     tracking = Tracking(settings.world_size)
     assert {node for node, _ in tracking.buddies_news(state, lambda _: None)} == {"a", "b", "c"}
     assert not list(tracking.buddies_news(state, lambda _: None))
+
+
+def test_a_leader_of_a_later_term_tells_every_node_again():
+    """It may be the same one: what it sent last may be lost with the connections of the earlier term."""
+    settings, state = job(1)
+    tracking = Tracking(settings.world_size)
+    first = told(tracking, state)
+    assert not told(tracking, state)
+    state.term = 2
+    second = told(tracking, state)
+    assert second.keys() == first.keys()
+    assert not {*first.values()} & {*second.values()}
