@@ -51,6 +51,15 @@ def test_shards_are_compared_across_replicas(cluster):
     assert "(of ranks 1, 3)" in " ".join(job.stderr.split())
 
 
+def test_the_last_version_that_is_named_as_right_was_compared(cluster):
+    """Replicas differ from version 7 on, are compared at 6 and 8, and the snapshots of 7 are not the last good ones."""
+    job: Cluster = cluster("20", "6", script=LATE, nproc=2, spares=1)
+    assert job.wait_exit() == DIFFER, job.told()
+    said = " ".join(job.stderr.split())
+    assert "differ after its repair, at version 8:" in said, job.told()
+    assert "version 6 is the last one that was compared" in said
+
+
 @pytest.mark.parametrize(("steps", "later"), [(20, 15), pytest.param(19, 17, id="compared after the last step only")])
 def test_replicas_that_differ_long_after_a_repair_are_reported(steps, later, cluster):
     """A count in a queue has an effect on the weights only later."""

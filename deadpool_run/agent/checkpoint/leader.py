@@ -22,6 +22,7 @@ from deadpool_run.agent.checkpoint.job import CheckpointedJob
 from deadpool_run.agent.checkpoint.schedule import Schedule
 from deadpool_run.core.state import State
 from deadpool_run.core.transitions import JobPhase
+from deadpool_run.errors import ReplicasDifferError
 from deadpool_run.ids import NodeId, Rank, Version
 from deadpool_run.text import without_passwords
 from deadpool_run.vault.checkpoint_format import CheckpointStep
@@ -125,8 +126,11 @@ class CheckpointLeader:
         self.check()
 
     def decided(self) -> None:
-        """Check again, as the coordinator's last decision may allow a checkpoint that is wanted."""
-        if self._wanted:
+        """Check again, as the coordinator's last decision may allow a checkpoint that is wanted, or forbid any."""
+        stop = self.job.state.stop
+        if stop is not None and stop.exit_code == ReplicasDifferError.exit_code and not self._closed:
+            self.close()
+        elif self._wanted:
             self.check()
 
     def check(self) -> None:
@@ -269,7 +273,13 @@ class CheckpointLeader:
     # --- the end ---------------------------------------------------------------------------------------------------
 
     async def finish(self, exit_code: int, reason: str) -> tuple[int, str]:
-        """Write the last common version of the ended workers, and return how the run ended. `close` cuts it short."""
+        """Write the last common version of the ended workers, and return how the run ended. `close` cuts it short.
+
+        If replicas differ after a repair, nothing is written: no version since they were last compared is known to be right.
+        """
+        if exit_code == ReplicasDifferError.exit_code:
+            self.close()
+            return exit_code, reason
         if exit_code == EXIT_QUEUE_AGAIN or (self._left and exit_code != 0):  # the last leader may have chosen the code
             step = max(self._schedule.written, 0)
             return EXIT_QUEUE_AGAIN, f"preempted: the job continues from step {step} when it is started again"

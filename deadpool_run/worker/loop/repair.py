@@ -281,9 +281,11 @@ class RepairParticipant:
             difference = agreement.compare(strict=steps > 0)
         if self.registry.step_failed:
             return False
-        if difference is not None and steps <= LATE:
+        if difference is None:
+            agreement.compared = version
+        elif steps <= LATE:
             self._stop_for(difference, version)
-        if difference is not None:
+        else:
             self._warn_of(difference, version, steps)
         return True
 
@@ -304,8 +306,8 @@ class RepairParticipant:
         dist.barrier(group=difference.group)  # the first rank that stops the job ends the others
         self.refuse(
             f"replicas that were equal before a loss differ after its repair, at version {version}: {difference}.\n"
-            f"The job stops: version {version - 1} is the last one that is known to be right. Both versions of these tensors "
-            f"are kept in {evidence}. Run `deadpool-run check` on the script to find out why.",
+            f"The job stops: version {self.snapshots.agreement.compared} is the last one that was compared, and later ones may be "
+            f"wrong. These tensors of the last two versions are kept in {evidence}. Run `deadpool-run check` on the script to find out why.",
             ReplicasDifferError,
         )
 

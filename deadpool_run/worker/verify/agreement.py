@@ -48,12 +48,14 @@ class Agreement:
     def __init__(self, protected: Protected) -> None:
         self._protected = protected
         self._resumed: Version | None = None
+        self.compared: Version | None = None
+        """The last version at which no new difference was found."""
         self.unequal: set[str] = set()
         """Names of the tensors that differed without a loss."""
 
     def repaired(self, version: Version) -> None:
-        """Note that training resumes at this version after a repair."""
-        self._resumed = version
+        """Note that training resumes at this version after a repair. Replicas were just compared at it."""
+        self._resumed = self.compared = version
 
     def steps_since_repair(self, version: Version) -> int:
         """Return how many steps the version is away from the last repair; 0 without one."""

@@ -10,8 +10,9 @@ from deadpool_run.agent.checkpoint import leader
 from deadpool_run.agent.checkpoint.leader import CheckpointLeader
 from deadpool_run.agent.checkpoint.participant import CheckpointParticipant
 from deadpool_run.core.members import Seat
-from deadpool_run.core.state import State
+from deadpool_run.core.state import JobEnd, State
 from deadpool_run.core.transitions import JobPhase
+from deadpool_run.errors import ReplicasDifferError
 from deadpool_run.ids import Rank
 from deadpool_run.vault.checkpoint_format import CheckpointStep
 from deadpool_run.vault.status_page import EMPTY
@@ -269,6 +270,47 @@ def test_a_preemption_notice_end_waits_until_it_is_known_what_is_committed(vault
         assert (job.left, [message.version for message in job.published]) == (1, [4])
 
     check(vault)
+
+
+DIFFER = ReplicasDifferError.exit_code
+
+
+async def end(job, exit_code):
+    """Let the run end while nodes take the steps that they are ordered to."""
+    over = asyncio.ensure_future(job.leader.finish(exit_code, "it ended"))
+    await asyncio.sleep(0)
+    while job.told and not over.done():
+        job.take()
+        await asyncio.sleep(0)
+    return await asyncio.wait_for(over, 10)
+
+
+@pytest.mark.parametrize(("exit_code", "written"), [(0, [4]), (1, [4]), (DIFFER, [])])
+def test_the_last_step_is_written_unless_its_replicas_may_differ(vault, exit_code, written):
+    async def body():
+        job = Job(vault, every_steps=None, every_s=3600.0)
+        job.commit(4)
+        assert await end(job, exit_code) == (exit_code, "it ended")
+        assert [message.version for message in job.published] == written
+
+    asyncio.run(body())
+
+
+def test_replicas_that_differ_void_what_is_being_written(vault):
+    async def body():
+        job = Job(vault)
+        job.commit(4)
+        job.take(), job.take()
+        job.news()
+        seats, stop = job.state.seats, JobEnd(DIFFER, "replicas differ")
+        job.state = State(JobPhase.STOPPING, 1, seats, nodes=dict.fromkeys(HOMES), stop=stop)
+        job.leader.decided()
+        assert {node for node, message in job.news() if isinstance(message, peers.Void)} == set(HOMES)
+        job.commit(8)
+        assert await end(job, DIFFER) == (DIFFER, "it ended")
+        assert (job.news(), job.published) == ([], [])
+
+    asyncio.run(body())
 
 
 @in_loop
