@@ -265,9 +265,9 @@ class RepairParticipant:
     def learn_replicas(self) -> None:
         """After attaching: note which replicas differ as before the loss; the others have to stay equal."""
         self.snapshots.agreement.share()
-        difference = self.snapshots.agreement.compare(strict=False, is_new=self.session.replacement)
-        if difference is not None and not self.registry.step_failed:
-            self._stop_for(difference, self.completed)
+        found = self.snapshots.agreement.compare(strict=False, is_new=self.session.replacement)
+        if found and not self.registry.step_failed:
+            self._stop_for(found, self.completed)
         self.snapshots.agreement.repaired(self.completed)
 
     def agrees(self, version: Version) -> bool:
@@ -283,10 +283,8 @@ class RepairParticipant:
             return False
         if difference is None:
             agreement.compared = version
-        elif steps <= LATE:
-            self._stop_for(difference, version)
         else:
-            self._warn_of(difference, version, steps)
+            self._stop_for(difference, version) if steps <= LATE else self._warn_of(difference, version, steps)
         return True
 
     def _warn_of(self, difference: ReplicaDifference, version: Version, steps: int) -> None:
@@ -294,20 +292,19 @@ class RepairParticipant:
         if self.session.rank == min(difference.ranks):
             warn(
                 f"replicas that were equal before a loss differ at version {version}, {steps} steps after its repair: {difference}.\n"
-                "If the script does not let them differ on purpose, its weights are wrong since then: something that it carries from "
-                "step to step is not part of the snapshots. Run `deadpool-run check` on the script."
+                "Unless the script lets them differ on purpose, they are wrong since then: snapshots lack something that it carries from "
+                "step to step. Run `deadpool-run check` on it."
             )
 
     def _stop_for(self, difference: ReplicaDifference, version: Version) -> NoReturn:
-        rank = self.session.rank
-        evidence = Path(os.environ.get("DEADPOOL_RUN_DIR", "")) / "evidence"
+        rank, evidence = self.session.rank, Path(os.environ.get("DEADPOOL_RUN_DIR", "")) / "evidence"
         if rank in difference.odd or rank == min(set(difference.ranks) - set(difference.odd), default=rank):
             self.snapshots.keep_evidence(evidence / f"rank-{rank}.pt", difference.names, version)
         dist.barrier(group=difference.group)  # the first rank that stops the job ends the others
         self.refuse(
             f"replicas that were equal before a loss differ after its repair, at version {version}: {difference}.\n"
-            f"The job stops: version {self.snapshots.agreement.compared} is the last one that was compared, and later ones may be "
-            f"wrong. These tensors of the last two versions are kept in {evidence}. Run `deadpool-run check` on the script to find out why.",
+            f"The job stops: {self.snapshots.agreement.known()}. These tensors of the last two versions are kept in {evidence}. "
+            "Run `deadpool-run check` on the script to find out why.",
             ReplicasDifferError,
         )
 

@@ -57,6 +57,12 @@ class Agreement:
         """Note that training resumes at this version after a repair. Replicas were just compared at it."""
         self._resumed = self.compared = version
 
+    def known(self) -> str:
+        """Return which version is known to be right, as text."""
+        if self.compared is None:
+            return "no version was compared before"
+        return f"version {self.compared} is the last one that was compared, and later ones may be wrong"
+
     def steps_since_repair(self, version: Version) -> int:
         """Return how many steps the version is away from the last repair; 0 without one."""
         return 0 if self._resumed is None else version - self._resumed
