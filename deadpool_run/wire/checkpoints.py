@@ -80,11 +80,15 @@ class TakeStep(Tagged):
 
 
 class StepTaken(Tagged):
-    """Reports that a step is done. After the last one, `where` and `nbytes` are those of the checkpoint."""
+    """Reports that a step is done. After the last one, `where` and `nbytes` are those of the checkpoint.
+
+    `uncleaned` has a report of each thing that could not be removed.
+    """
 
     step: str
     where: str
     nbytes: int
+    uncleaned: tuple[str, ...] = ()
 
 
 class CheckpointLoaded(Tagged):

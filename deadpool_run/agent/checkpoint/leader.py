@@ -58,6 +58,7 @@ class CheckpointLeader:
         self._attempt: Attempt | None = None
         self._over: asyncio.Future[None] | None = None  # of the attempt
         self._voided = 0
+        self._uncleaned: set[str] = set()  # what the user was told
         self._wanted = self._leaving = self._left = self._finishing = self._closed = False
         self._schedule = Schedule(self.spec, self.vault, self.check)
         if self.newest is not None:
@@ -184,6 +185,8 @@ class CheckpointLeader:
         attempt = self._attempt
         if attempt is None or answer.attempt != attempt.name:
             return
+        if isinstance(answer.answer, StepTaken):
+            self._report_uncleaned(answer.answer)
         match answer.answer:
             case CheckpointFailed(why, again=True):
                 self._void(why)
@@ -191,6 +194,13 @@ class CheckpointLeader:
                 self._fail(why if self.job.alone else f"node {node}: {why}")
             case StepTaken() as taken if attempt.taken(node, taken):
                 self._advance(attempt)
+
+    def _report_uncleaned(self, taken: StepTaken) -> None:
+        """Report once what could not be removed. The next attempt tries again."""
+        for line in taken.uncleaned:
+            if line not in self._uncleaned:
+                self._uncleaned.add(line)
+                self.job.say(f"durable checkpoints: {line}")
 
     def _advance(self, attempt: Attempt) -> None:
         if not attempt.next_step():

@@ -48,10 +48,12 @@ class SharedCheckpoint:
         self._paths: list[Path] = []
         self._owners: Owners = {}
         self._items: Items = {}
+        self._uncleaned: list[str] = []
 
     def take(self, order: TakeStep) -> StepTaken:
         """Take a step."""
         nbytes, where = 0, ""
+        self._uncleaned = []
         match CheckpointStep(order.step):
             case CheckpointStep.PREPARE:
                 self._memories = rooms(self._slots)
@@ -65,7 +67,7 @@ class SharedCheckpoint:
                 nbytes = self._write_parts(order)
             case CheckpointStep.COMPLETE:
                 where = self._complete(order)
-        return StepTaken(order.step, where, nbytes)
+        return StepTaken(order.step, where, nbytes, tuple(self._uncleaned))
 
     def _copy(self, order: TakeStep) -> None:
         copies = copy_kept(self._status_page, self._slots, Version(order.version), self._memories)
@@ -73,7 +75,9 @@ class SharedCheckpoint:
             raise VersionGoneError(f"not every rank holds version {order.version} any more")
         self._copies = sorted(copies, key=lambda copy: copy.rank)
         if order.leads:
-            storage_at(order.target).begin(checkpoint_format.name_of(Version(order.version)), order.attempt)
+            storage = storage_at(order.target)
+            storage.begin(checkpoint_format.name_of(Version(order.version)), order.attempt)
+            self._uncleaned = storage.uncleaned
 
     def _survey(self, order: TakeStep) -> None:
         with ThreadPoolExecutor(THREADS) as pool:
@@ -119,6 +123,7 @@ class SharedCheckpoint:
         storage.put(f"{unfinished}/{checkpoint_format.RECORD}", checkpoint_format.encode_record(record))  # last of all
         storage.complete(unfinished, checkpoint_format.name_of(version))
         write.prune(storage, version, order.keep)
+        self._uncleaned = storage.uncleaned
         return storage.where(checkpoint_format.name_of(version))
 
     # --- results exchanged by nodes ------------------------------------------------------------------------------

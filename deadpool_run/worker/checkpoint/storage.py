@@ -8,21 +8,28 @@ import contextlib
 import errno
 import os
 import shutil
+import uuid
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
 from deadpool_run.errors import CheckpointError
+from deadpool_run.text import without_passwords
 from deadpool_run.vault import checkpoint_format
 from deadpool_run.worker.compat import checkpoints
 
 
 class Storage:
-    """The checkpoints in one directory. Paths are `name` or `name/file`. All methods raise OSError."""
+    """The checkpoints in one directory. Paths are `name` or `name/file`. All methods raise OSError.
+
+    What is only to be removed hinders no checkpoint: `uncleaned` has the reports of what could not be.
+    """
 
     def __init__(self, root: Path) -> None:
         self._root = root
+        self.uncleaned: list[str] = []
 
     def where(self, path: str = "") -> str:
         """Return a path as shown in messages."""
@@ -41,9 +48,9 @@ class Storage:
     def begin(self, name: str, attempt: str) -> None:
         """Create a checkpoint's directory, under its temporary name. Removes leftovers of killed writers."""
         self.prepare()
-        for each in self.names():
+        for each in sorted(path.name for path in self._root.iterdir()):
             if checkpoint_format.leftover(each):
-                shutil.rmtree(self._root / each)
+                self._delete(each)
         (self._root / self.unfinished(name, attempt)).mkdir()
 
     def unfinished(self, name: str, attempt: str) -> str:
@@ -64,28 +71,51 @@ class Storage:
     def complete(self, unfinished: str, name: str) -> None:
         """Turn `unfinished` into the checkpoint `name`."""
         _sync(self._root / unfinished)
-        final, former = self._root / name, self._root / (name + checkpoint_format.SUPERSEDED)
-        if final.exists():  # rejected when the job started, and now written again
-            final.rename(former)
+        final, former = self._root / name, ""
+        if os.path.lexists(final):  # rejected when the job started, and now written again
+            former = self._supersede(name)
         (self._root / unfinished).rename(final)
         _sync(self._root)
-        if former.exists():
-            shutil.rmtree(former)
+        if former:
+            self._delete(former)
 
     def open(self, path: str) -> IO[bytes]:
         """Open a file for reading, with seek."""
         return (self._root / path).open("rb")
 
     def discard(self, path: str) -> None:
-        """Remove a file."""
-        (self._root / path).unlink()
+        """Remove a file that is of no more use."""
+        with self.cleaning(path):
+            (self._root / path).unlink()
 
     def remove(self, name: str) -> None:
         """Remove a checkpoint."""
-        # Renamed first, so that a half-removed directory is not mistaken for a checkpoint.
-        doomed = self._root / (name + checkpoint_format.SUPERSEDED)
-        (self._root / name).rename(doomed)
-        shutil.rmtree(doomed)
+        with self.cleaning(name):
+            self._delete(self._supersede(name))
+
+    def _supersede(self, name: str) -> str:
+        """Rename a checkpoint, so that a half-removed one is not mistaken for a checkpoint; return its name now."""
+        doomed = f"{name}.{uuid.uuid4().hex[:8]}{checkpoint_format.SUPERSEDED}"  # another than those of leftovers
+        (self._root / name).rename(self._root / doomed)
+        return doomed
+
+    def _delete(self, name: str) -> None:
+        """Remove a directory. Of a link only the link itself: what it leads to may be anyone's."""
+        path = self._root / name
+        with self.cleaning(name):
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+
+    @contextlib.contextmanager
+    def cleaning(self, path: str) -> Iterator[None]:
+        """Report a failure to remove something here, and go on."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - fsspec's storage may raise anything
+            why = (isinstance(error, OSError) and error.strerror) or f"{type(error).__name__}: {error}"
+            self.uncleaned.append(without_passwords(f"{self.where(path)} could not be cleaned up: {why}"))
 
 
 def _sync(directory: Path) -> None:
@@ -100,6 +130,7 @@ class _RemoteStorage(Storage):
     """The checkpoints at a URL."""
 
     def __init__(self, url: str) -> None:
+        self.uncleaned = []
         self._url = url.rstrip("/")
         try:
             from fsspec.core import url_to_fs  # type: ignore[import-untyped]  # noqa: PLC0415 - only URLs need it
@@ -125,8 +156,8 @@ class _RemoteStorage(Storage):
         self._fs.makedirs(self._root, exist_ok=True)
 
     def begin(self, name: str, attempt: str) -> None:  # noqa: ARG002 - as below
-        with contextlib.suppress(FileNotFoundError):
-            self.remove(name)  # has no record, or was rejected
+        self._drop_record(name)
+        self._delete(name)  # had no record, or was rejected
         self._fs.makedirs(self._path(name), exist_ok=True)
 
     def unfinished(self, name: str, attempt: str) -> str:  # noqa: ARG002 - no rename: the name is the final one
@@ -147,12 +178,21 @@ class _RemoteStorage(Storage):
         return file
 
     def discard(self, path: str) -> None:
-        self._fs.rm(self._path(path))
+        with self.cleaning(path):
+            self._fs.rm(self._path(path))
 
     def remove(self, name: str) -> None:
+        with self.cleaning(name):
+            self._drop_record(name)  # first: without it the rest is no checkpoint
+            self._delete(name)
+
+    def _drop_record(self, name: str) -> None:
         with contextlib.suppress(FileNotFoundError):
-            self._fs.rm(self._path(f"{name}/{checkpoint_format.RECORD}"))  # first: without it the rest is no checkpoint
-        self._fs.rm(self._path(name), recursive=True)
+            self._fs.rm(self._path(f"{name}/{checkpoint_format.RECORD}"))
+
+    def _delete(self, name: str) -> None:
+        with self.cleaning(name), contextlib.suppress(FileNotFoundError):
+            self._fs.rm(self._path(name), recursive=True)
 
     def _path(self, path: str) -> str:
         return f"{self._root}/{path}"

@@ -42,9 +42,10 @@ def write_part(storage: Storage, unfinished: str, part: Part) -> PartStamp:
 
 def prune(storage: Storage, newest: Version, keep: int) -> None:
     """Remove all except the newest `keep` checkpoints up to this version."""
-    known = [version for version in checkpoint_format.versions_in(storage.names()) if version <= newest]
-    for version in known[:-keep]:
-        storage.remove(checkpoint_format.name_of(version))
+    with storage.cleaning(""):
+        known = [version for version in checkpoint_format.versions_in(storage.names()) if version <= newest]
+        for version in known[:-keep]:
+            storage.remove(checkpoint_format.name_of(version))
 
 
 # --- torch's files, written in the steps of `dcp.save` --------------------------------------------------------------------

@@ -71,12 +71,12 @@ class Job:
         told, self.told = self.told, []
         return told
 
-    def take(self, failing=None):
+    def take(self, failing=None, uncleaned=()):
         """Have every node that was told take its step; return which step that was, and who had a part in it."""
         told = [(node, message) for node, message in self.news() if isinstance(message, TakeStep)]
         (step,) = {message.step for _, message in told}
         for node, message in told:
-            taken = StepTaken(step, "/kept/it" if step == "complete" else "", 1000)
+            taken = StepTaken(step, "/kept/it" if step == "complete" else "", 1000, uncleaned)
             answer = CheckpointFailed("no space") if node == failing else taken
             self.leader.saved(node, peers.Saved(message.attempt, answer))
         return step, {node for node, _ in told}
@@ -174,6 +174,18 @@ def test_a_roll_back_voids_what_was_not_copied_yet_and_nothing_else(vault):
     job.take(), job.take()
     job.leader.new_timeline()
     assert job.take()[0] == "survey"
+
+
+@in_loop
+def test_what_cannot_be_removed_is_said_once(vault):
+    job = Job(vault)
+    for version in (4, 8):
+        job.commit(version)
+        for _ in STEPS:
+            job.take(uncleaned=("/kept/step-00000001.old could not be removed: in use",))
+    assert [message.version for message in job.published] == [4, 8]
+    said = "durable checkpoints: /kept/step-00000001.old could not be removed: in use"
+    assert [line for line in job.said if "removed" in line] == [said]
 
 
 @in_loop

@@ -3,6 +3,7 @@
 import os
 import pickle
 import shutil
+import subprocess
 
 import pytest
 import torch
@@ -250,6 +251,63 @@ def test_a_checkpoint_that_was_refused_is_made_again_in_its_place(trained, made,
     write(slots, tmp_path)
     assert read(made(), tmp_path).version == 1
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
+
+
+def test_a_link_in_the_place_of_a_checkpoint_is_replaced_and_what_it_leads_to_stays(trained, made, tmp_path):
+    slots, step = trained
+    kept, elsewhere = tmp_path / "kept", tmp_path / "elsewhere"
+    (elsewhere / "foreign").mkdir(parents=True)
+    kept.mkdir()
+    (kept / "step-00000000.old").symlink_to(elsewhere / "foreign")  # as an interrupted writer leaves one
+    (kept / "step-00000000.tmp").symlink_to(elsewhere / "missing")
+    (kept / "step-00000001").symlink_to(elsewhere / "foreign")
+    write(slots, kept)
+    assert [path.name for path in kept.iterdir()] == ["step-00000001"]
+    (kept / "step-00000001").rename(elsewhere / "moved")
+    (kept / "step-00000001").symlink_to(elsewhere / "moved")
+    (kept / "step-00000002").symlink_to(elsewhere / "missing")
+    step()
+    write(slots, kept, keep=1)
+    assert [path.name for path in kept.iterdir()] == ["step-00000002"]
+    assert sorted(path.name for path in elsewhere.iterdir()) == ["foreign", "moved"]
+    assert read(made(), "", resume=elsewhere / "moved").version == 1
+
+
+@pytest.fixture
+def lasting(tmp_path):
+    """Make a file that cannot be removed, as one that another program holds on some file servers."""
+
+    def last(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+        path.parent.chmod(0o555)
+        if os.geteuid() == 0 and subprocess.run(["chattr", "+i", path], capture_output=True, check=False).returncode:
+            pytest.skip("root can remove any file here")
+
+    yield last
+    subprocess.run(["chattr", "-R", "-f", "-i", tmp_path], capture_output=True, check=False)
+    for path in tmp_path.rglob("held"):
+        path.chmod(0o755)
+
+
+def test_what_cannot_be_removed_is_reported_and_hinders_no_checkpoint(trained, made, tmp_path, lasting):
+    slots, step = trained
+    lasting(tmp_path / "step-00000000.old" / "held" / "file")
+    lasting(tmp_path / write(slots, tmp_path) / "held" / "file")  # rejected at the start, and written again
+    storage = storage_at(str(tmp_path))
+    write(slots, tmp_path)
+    assert read(made(), tmp_path).version == 1
+    lasting(tmp_path / "step-00000001" / "held" / "file")
+    step()
+    write(slots, tmp_path, keep=1)
+    found = read(made(), tmp_path)
+    assert (found.version, found.refused) == (2, [])
+    storage.begin("step-00000003", "a1")
+    left = sorted(path.name for path in tmp_path.iterdir() if path.suffix == ".old")
+    assert [line.partition(" could not be cleaned up: ")[0] for line in sorted(storage.uncleaned)] == [
+        str(tmp_path / name) for name in left
+    ]
+    assert len(left) == 3
 
 
 def files_of(target, name):
