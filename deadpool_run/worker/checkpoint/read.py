@@ -102,7 +102,7 @@ def _candidates(order: ChooseCheckpoint) -> Iterator[_Candidate]:
             if start is not None and version <= start:  # of an older run, which may have had the same id
                 break
             candidate = _Candidate(storage, checkpoint_format.name_of(version))
-            if order.resume == _AUTO or _is_of(candidate, order.run):
+            if order.resume == _AUTO or not _is_of_another(candidate, order.run):
                 yield candidate
     if named is not None:
         yield named
@@ -121,9 +121,10 @@ def _start_of(resume: str) -> int | None:
     return None if named is None else checkpoint_format.version_in(named.name)
 
 
-def _is_of(candidate: _Candidate, run: str) -> bool:
+def _is_of_another(candidate: _Candidate, run: str) -> bool:
+    """Return whether its record names another run. One that cannot be read may be this run's, and is refused by name later."""
     try:
-        return candidate.record().run == run
+        return candidate.record().run != run
     except (CheckpointError, OSError):
         return False
 

@@ -483,6 +483,21 @@ def test_a_world_that_begins_again_goes_on_from_what_its_run_has_written(trained
     assert read(made(), tmp_path, **again).version == 2
 
 
+@pytest.mark.parametrize("damage", [spoil, cut, lambda path: path.unlink()], ids=["changed", "cut", "missing"])
+def test_a_world_that_begins_again_names_a_damaged_one_and_never_begins_at_step_0(trained, made, tmp_path, damage):
+    slots, step = trained
+    again = {"resume": "never", "first": False}
+    write(slots, tmp_path)
+    step()
+    damage(tmp_path / write(slots, tmp_path) / checkpoint_format.RECORD)
+    found = read(made(), tmp_path, **again)
+    assert found.version == 1
+    assert "step-00000002 is refused: " in found.refused[0]
+    shutil.rmtree(tmp_path / "step-00000001")
+    with pytest.raises(CheckpointError, match="step-00000002 is refused: "):
+        read(made(), tmp_path, **again)
+
+
 def test_a_world_that_begins_again_takes_no_checkpoint_from_before_the_one_that_was_named(trained, made, tmp_path):
     slots, step = trained
     write(slots, tmp_path / "old")  # of an earlier run, which had the same id
