@@ -98,7 +98,7 @@ def _candidates(order: ChooseCheckpoint) -> Iterator[_Candidate]:
     named, start = _named(order.resume), _start_of(order.resume)
     if order.target and (order.resume == _AUTO or not order.first):
         storage = storage_at(order.target)
-        for version in reversed(checkpoint_format.versions_in(storage.names())):
+        for version in reversed(storage.versions()):
             if start is not None and version <= start:  # of an older run, which may have had the same id
                 break
             candidate = _Candidate(storage, checkpoint_format.name_of(version))
@@ -132,11 +132,7 @@ def _is_of_another(candidate: _Candidate, run: str) -> bool:
 def _refuse_newer(storage: Storage, resume: str) -> None:
     """Reject a directory with newer checkpoints than the start: they would be mistaken for this run's."""
     start = _start_of(resume)
-    newer = [
-        checkpoint_format.name_of(version)
-        for version in checkpoint_format.versions_in(storage.names())
-        if start is None or version > start
-    ]
+    newer = [checkpoint_format.name_of(version) for version in storage.versions() if start is None or version > start]
     if newer:
         raise CheckpointError(
             f"{storage.where()} holds {', '.join(newer)}, which this run must not resume from (--resume {resume}).\n"

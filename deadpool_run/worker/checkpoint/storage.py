@@ -16,6 +16,7 @@ from typing import IO, Any
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
 from deadpool_run.errors import CheckpointError
+from deadpool_run.ids import Version
 from deadpool_run.text import without_passwords
 from deadpool_run.vault import checkpoint_format
 from deadpool_run.worker.compat import checkpoints
@@ -38,6 +39,20 @@ class Storage:
     def names(self) -> list[str]:
         """Return the names in it; none if it does not exist."""
         return sorted(entry.name for entry in self._root.iterdir() if entry.is_dir()) if self._root.is_dir() else []
+
+    def versions(self) -> list[Version]:
+        """Return the versions of the checkpoints in it, oldest first.
+
+        One without a record is damaged or another program's: what was cut off never gets the name of a checkpoint.
+        """
+        return checkpoint_format.versions_in(self.names())
+
+    def has_record(self, name: str) -> bool:
+        """Return whether this checkpoint has a record."""
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            (self._root / name / checkpoint_format.RECORD).stat()
+            return True
+        return False
 
     def prepare(self) -> None:
         """Create the directory, so that a job fails before training if it cannot write there."""
@@ -151,6 +166,15 @@ class _RemoteStorage(Storage):
         except FileNotFoundError:
             return []
         return sorted(path.rstrip("/").rpartition("/")[2] for path in found)
+
+    def versions(self) -> list[Version]:
+        return [version for version in super().versions() if self.has_record(checkpoint_format.name_of(version))]
+
+    def has_record(self, name: str) -> bool:
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # `exists` would hide any other failure
+            self._fs.info(self._path(f"{name}/{checkpoint_format.RECORD}"))
+            return True
+        return False
 
     def prepare(self) -> None:
         self._fs.makedirs(self._root, exist_ok=True)

@@ -41,11 +41,13 @@ def write_part(storage: Storage, unfinished: str, part: Part) -> PartStamp:
 
 
 def prune(storage: Storage, newest: Version, keep: int) -> None:
-    """Remove all except the newest `keep` checkpoints up to this version."""
+    """Remove all that is older than the newest `keep` checkpoints up to this version. One without a record does not count."""
     with storage.cleaning(""):
         known = [version for version in checkpoint_format.versions_in(storage.names()) if version <= newest]
-        for version in known[:-keep]:
-            storage.remove(checkpoint_format.name_of(version))
+        good = [version for version in known if storage.has_record(checkpoint_format.name_of(version))]
+        for version in known:
+            if len(good) >= keep and version < good[-keep]:
+                storage.remove(checkpoint_format.name_of(version))
 
 
 # --- torch's files, written in the steps of `dcp.save` --------------------------------------------------------------------

@@ -253,6 +253,39 @@ def test_a_checkpoint_that_was_refused_is_made_again_in_its_place(trained, made,
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
 
 
+def test_what_was_cut_off_in_an_object_store_is_no_checkpoint(trained, made, tmp_path):
+    slots, step = trained
+    target = remote(tmp_path)
+    write(slots, target)
+    cut_off = []
+    for _ in range(2):
+        step()
+        cut_off.append(write(slots, target))
+        (tmp_path / cut_off[-1] / checkpoint_format.RECORD).unlink()
+    found = read(made(), target)
+    assert (found.version, found.refused) == (1, [])
+    assert read(made(), target, resume=f"{target}/step-00000001").version == 1
+    step()
+    write(slots, target)
+    assert len(list(tmp_path.iterdir())) == 4, "of the two that are kept, one is version 1"
+    step()
+    write(slots, target)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000004", "step-00000005"]
+    for name in ("step-00000004", "step-00000005"):
+        (tmp_path / name / checkpoint_format.RECORD).unlink()
+    assert read(made(), target).version == checkpoint_format.NOTHING
+
+
+def test_one_that_has_no_record_is_not_counted_among_those_that_are_kept(trained, tmp_path):
+    slots, step = trained
+    write(slots, tmp_path)
+    step()
+    (tmp_path / write(slots, tmp_path) / checkpoint_format.RECORD).unlink()
+    step()
+    write(slots, tmp_path, keep=2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000001", "step-00000002", "step-00000003"]
+
+
 def test_a_link_in_the_place_of_a_checkpoint_is_replaced_and_what_it_leads_to_stays(trained, made, tmp_path):
     slots, step = trained
     kept, elsewhere = tmp_path / "kept", tmp_path / "elsewhere"
