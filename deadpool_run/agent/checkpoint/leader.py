@@ -226,10 +226,12 @@ class CheckpointLeader:
 
     def _fail(self, why: str) -> None:
         """Report that no checkpoint can be written. Training continues, also after a preemption notice."""
+        assert self._attempt is not None
+        copied = self._attempt.version >= 0
+        self._schedule.failed(self._attempt.version if copied else self.vault.status_page.committed())
         self._end_attempt()
         self._voided = 0
         self._wanted = self._leaving = False
-        self._schedule.begin()
         self.job.say(f"no durable checkpoint could be written: {why}")
 
     def _void(self, why: str) -> None:

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from deadpool_run.agent.checkpoint import leader
+from deadpool_run.agent.checkpoint import leader, schedule
 from deadpool_run.agent.checkpoint.leader import CheckpointLeader
 from deadpool_run.agent.checkpoint.participant import CheckpointParticipant
 from deadpool_run.core.members import Seat
@@ -174,6 +174,49 @@ def test_a_roll_back_voids_what_was_not_copied_yet_and_nothing_else(vault):
     job.take(), job.take()
     job.leader.new_timeline()
     assert job.take()[0] == "survey"
+
+
+def begins(job, version):
+    """Commit a version; return whether that begins an attempt."""
+    job.commit(version)
+    return bool(job.news())
+
+
+@pytest.mark.parametrize("copied", [True, False])
+def test_after_a_failure_the_next_is_due_as_many_steps_later(vault, copied, monkeypatch):
+    monkeypatch.setattr(schedule, "_PAUSE_S", 0.0)
+
+    @in_loop
+    def check(vault):
+        job = Job(vault)
+        job.commit(4)
+        vault.status_page.publish(5, ())
+        if copied:
+            job.take(), job.take()
+        vault.status_page.publish(6, ())
+        job.take(failing="b")
+        job.news()
+        due = 9 if copied else 10  # the failed attempt had version 5, or none yet
+        assert not any(begins(job, version) for version in range(6, due))
+        assert begins(job, due)
+
+    check(vault)
+
+
+def test_after_a_failure_there_is_a_pause_however_short_the_steps_are(vault, monkeypatch):
+    monkeypatch.setattr(schedule, "_PAUSE_S", 3600.0)
+
+    @in_loop
+    def check(vault):
+        job = Job(vault)
+        job.commit(4)
+        job.take(failing="b")
+        job.news()
+        assert not begins(job, 400)
+        job.leader.preemption_notice()  # which does not wait
+        assert job.take()[0] == "prepare"
+
+    check(vault)
 
 
 @in_loop
