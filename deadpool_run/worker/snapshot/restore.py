@@ -122,6 +122,7 @@ class Restoration:
                 found.append(
                     f"{name}: different children have extra state, or DDP has different communication hooks, than in the snapshot"
                 )
+            found += module.obstacles(theirs)
         for name, optimizer in own.optimizers.items():
             found += self._differences_of_groups(name, optimizer, saved["members"].get(name, []))
         return found

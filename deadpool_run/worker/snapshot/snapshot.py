@@ -145,9 +145,9 @@ class Snapshots:
         """Find the script's variables and settings, as the loop begins: from now on they are part of every snapshot."""
         self._settings.begin()
         protected = self.protected
-        roots = [root for module in protected.modules.values() for root in module.roots()]
-        optimizers = [each for state in protected.optimizers.values() for each in (state.optimizer, state.keeper)]
-        optimizers += protected.wrappers
+        protected.begin()
+        scopes: list[Any] = [root for module in protected.modules.values() for root in module.roots()]
+        scopes += (each for state in protected.optimizers.values() for each in (state.optimizer, state.keeper))
         parts: list[tuple[str, Any]] = [
             (f"protected {name}.{path}".rstrip("."), child)
             for name, module in protected.modules.items()
@@ -155,7 +155,7 @@ class Snapshots:
         ]
         parts += ((f"protected {name}", parameter) for name, parameter in protected.parameters().items())
         others = [tracked.tensor for tracked in live_tensors(protected).values()]
-        self.variables.begin((*roots, *optimizers, *protected.objects.values()), parts, others)
+        self.variables.begin([*scopes, *protected.wrappers, *protected.objects.values()], parts, others)
         parts += ((f"the optimizer {state.name}", state.optimizer) for state in protected.optimizers.values())
         self._hooks.begin(parts, self.variables.own_modules())
 

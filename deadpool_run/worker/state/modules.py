@@ -17,6 +17,7 @@ from deadpool_run.errors import ScriptError, SnapshotError
 from deadpool_run.vault.segments import SlotRole
 from deadpool_run.worker.codec import copied
 from deadpool_run.worker.compat import modules as compat_nn
+from deadpool_run.worker.compat.fsdp_settings import FsdpSettings
 from deadpool_run.worker.state import hooks
 from deadpool_run.worker.state.optimizers import Tracked
 from deadpool_run.worker.state.places import Places
@@ -37,12 +38,18 @@ class ModuleState:
         """Each DDP's decision of its buckets, if made after the first steps: see `ddp_buckets`."""
         self._layout: dict[str, str] = {}
         """Every parameter and buffer with its shape, as replacements create them; empty before the step loop."""
+        self.sharding: list[FSDPModule] = []
+        self._settings = FsdpSettings([])
         self._walk()
         self._find()
 
     def roots(self) -> list[nn.Module]:
         """Return the module as it was protected, the user's module inside it, and the DDPs around it."""
         return [self._module, self._root, *self.replicated]
+
+    def begin(self) -> None:
+        """Note FSDP2's settings, as the loop begins."""
+        self._settings.begin()
 
     def find_wrappers(self) -> None:
         """Find the DDPs around the module that were made after it was protected."""
@@ -62,7 +69,10 @@ class ModuleState:
             for table in (compat_nn.parameters_of(child), compat_nn.buffers_of(child), compat_nn.children_of(child))
         ]
         self._lengths = list(map(len, self._tables))
-        self.sharding = [child for _, child in self._modules if isinstance(child, FSDPModule)]
+        sharding = [(path, child) for path, child in self._modules if isinstance(child, FSDPModule)]
+        if [child for _, child in sharding] != self.sharding:
+            self.sharding = [child for _, child in sharding]
+            self._settings = FsdpSettings(sharding)
         self.find_wrappers()
         self._extra = [(path, child) for path, child in self._modules if type(child).get_extra_state is not _EXTRA]
 
@@ -173,7 +183,7 @@ class ModuleState:
             self._walk()
 
     def take(self) -> dict[str, Any]:
-        """Return all other state: extra state, modes, which parameters train, which buffers are None, and DDP's state."""
+        """Return all other state: extra state, modes, which parameters train, which buffers are None, and DDP's and FSDP2's."""
         return {
             "extra": copied(self.extra()),
             "frozen": [name for name, parameter in self.parameters if not parameter.requires_grad],
@@ -182,6 +192,9 @@ class ModuleState:
             "training": self._root.training,
             "in_other_mode": [path for path, child in self._modules if child.training != self._root.training],
             "synchronizes": [ddp.require_forward_param_sync for ddp in self.replicated],
+            # Whether the next backward reduces. A step in which no_sync() was interrupted has left it as it was.
+            "reduces": [ddp.require_backward_grad_sync for ddp in self.replicated],
+            "sharding": self._settings.take(),
             "buckets": list(self.buckets),
             "hooks": [[hooks.take_hook(state) for state in compat_nn.hook_states(ddp)] for ddp in self.replicated],
         }
@@ -208,17 +221,28 @@ class ModuleState:
         for name, child, key in self.places():
             if name in absent:
                 compat_nn.buffers_of(child)[key] = None
+        self._put_replication(values)
+        self._settings.put(values.get("sharding", {}))  # a checkpoint of an earlier version has none
+        for path, child in self._extra:
+            child.set_extra_state(copied(values["extra"][path]))
+
+    def _put_replication(self, values: dict[str, Any]) -> None:
         for ddp, states, synchronizes in zip(self.replicated, values["hooks"], values["synchronizes"], strict=True):
             for state, saved in zip(compat_nn.hook_states(ddp), states, strict=True):
                 hooks.put_hook(state, saved)
             ddp.require_forward_param_sync = synchronizes
-        for path, child in self._extra:
-            child.set_extra_state(copied(values["extra"][path]))
+        reducing = values.get("reduces", ())  # a checkpoint of an earlier version has none
+        for ddp, reduces in zip(self.replicated, reducing, strict=False):
+            ddp.require_backward_grad_sync = reduces
 
     def shape(self) -> tuple[frozenset[str], list[int]]:
         """Return the children with extra state and the number of each DDP's hooks: `put` needs the same ones."""
         extra = frozenset(path for path, _ in self._extra)
         return extra, [len(compat_nn.hook_states(ddp)) for ddp in self.replicated]
+
+    def obstacles(self, values: dict[str, Any]) -> list[str]:
+        """Return why `put` cannot set some settings of FSDP2."""
+        return [f"{self.name}: {why}" for why in self._settings.obstacles(values.get("sharding", {}))]
 
     def reshard(self) -> None:
         """Free parameters that FSDP2 keeps gathered after an evaluation."""

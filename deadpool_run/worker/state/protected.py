@@ -53,6 +53,11 @@ class Protected:
         else:
             self.objects[name] = obj
 
+    def begin(self) -> None:
+        """Note the settings of the modules, as the loop begins."""
+        for module in self.modules.values():
+            module.begin()
+
     def ddps(self) -> list[DistributedDataParallel]:
         """Return the DDPs in and around the modules."""
         return [ddp for module in self.modules.values() for ddp in module.replicated]
