@@ -134,8 +134,12 @@ class Part:
 
 def encode_record(record: Record) -> bytes:
     """Return the record as a file, with its own digest."""
-    parts = {"kind": KIND, "format": FORMAT, **asdict(record)}
-    return json.dumps({**parts, "digest": _digest(parts)}, indent=1).encode() + b"\n"
+    return json.dumps({**_plain(record), "digest": record_digest(record)}, indent=1).encode() + b"\n"
+
+
+def record_digest(record: Record) -> str:
+    """Return the digest that the record's file has. It covers all ranks' parts, and these every tensor."""
+    return _digest(_plain(record))
 
 
 def decode_record(data: bytes) -> Record:
@@ -178,6 +182,10 @@ def decode_part(data: bytes) -> Part:
         return typed.from_plain(Part, head | {"manifest": data[manifest_at:tail_at], "tail": data[tail_at:]})
     except (struct.error, TypeError, ProtocolError) as error:
         raise CheckpointError(f"not a rank's part of format {FORMAT}") from error
+
+
+def _plain(record: Record) -> dict[str, Any]:
+    return {"kind": KIND, "format": FORMAT, **asdict(record)}
 
 
 def _digest(parts: dict[str, Any]) -> str:

@@ -54,10 +54,11 @@ class ChooseCheckpoint(Tagged):
 
 
 class FillSlots(Tagged):
-    """Orders to fill every lent rank's first slot from this checkpoint."""
+    """Orders to fill every lent rank's first slot from this checkpoint, if its record has this digest."""
 
     where: str
     world_size: int
+    record: str
 
 
 class TakeStep(Tagged):
@@ -95,12 +96,14 @@ class CheckpointLoaded(Tagged):
     """Reports the version that the slots hold. -1: there is no checkpoint to resume from.
 
     `written` is the time of writing: ISO-8601, UTC. `refused` has the reason why each newer checkpoint was not loaded.
+    `record` is the digest of the checkpoint's record.
     """
 
     version: int
     where: str
     written: str
     refused: list[str]
+    record: str
 
 
 class CheckpointFailed(Tagged):

@@ -250,11 +250,15 @@ class Void(Tagged):
 
 
 class Load(Tagged):
-    """Orders to fill the slots of these ranks, which the node will be assigned, from a checkpoint."""
+    """Orders to fill the slots of these ranks, which the node will be assigned, from a checkpoint.
+
+    `record` is the digest of its record: another one under this path is refused.
+    """
 
     attempt: str
     ranks: tuple[int, ...]
     where: str
+    record: str
 
 
 class Durable(Tagged):

@@ -88,7 +88,7 @@ class InitialLoad:
             ranks[node].append(rank)
         self._waiting = set(ranks)
         for node, own in ranks.items():
-            self.job.tell_node(node, peers.Load(self._attempt, tuple(own), self._chosen.where))
+            self.job.tell_node(node, peers.Load(self._attempt, tuple(own), self._chosen.where, self._chosen.record))
 
     def _begin(self, chosen: CheckpointLoaded) -> None:
         seats, self._seats = self._seats, []

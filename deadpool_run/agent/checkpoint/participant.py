@@ -73,7 +73,7 @@ class CheckpointParticipant:
             self.vault.status_page.rank_entries[rank].set_slot(0, EMPTY)
         self._start(order.attempt, ranks, lambda answer: self._loaded(order, answer))
         assert self._checkpointer is not None
-        self._checkpointer.ask(FillSlots(order.where, self.vault.world_size))
+        self._checkpointer.ask(FillSlots(order.where, self.vault.world_size, order.record))
 
     def _loaded(self, order: peers.Load, answer: Message) -> None:
         self._let_go()

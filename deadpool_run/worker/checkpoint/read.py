@@ -64,9 +64,9 @@ def choose(order: ChooseCheckpoint) -> CheckpointLoaded:
         except (CheckpointError, OSError) as error:
             refused.append(f"checkpoint {where} is refused: {_message(error)}")
             continue
-        return CheckpointLoaded(record.version, where, record.written, refused)
+        return CheckpointLoaded(record.version, where, record.written, refused, checkpoint_format.record_digest(record))
     if not refused and not passed_over:
-        return CheckpointLoaded(checkpoint_format.NOTHING, "", "", [])
+        return CheckpointLoaded(checkpoint_format.NOTHING, "", "", [], "")
     advice = (
         "There is no other checkpoint to resume from. To start from the beginning, pass another directory to --durable."
     )
@@ -79,13 +79,14 @@ def fill(order: FillSlots, slots: Slots) -> CheckpointLoaded:
     assert candidate is not None
     try:
         record = _checked_record(candidate, order.world_size)
+        _refuse_other(record, order.record)
         with ThreadPoolExecutor(THREADS) as pool:
             list(pool.map(lambda rank: _fill_rank(candidate, record, rank, slots[rank][0]), slots))
     except (CheckpointError, OSError) as error:
         for fd, _ in slots.values():
             segments.mark_empty(fd)
         raise CheckpointError(_message(error)) from error
-    return CheckpointLoaded(record.version, order.where, record.written, [])
+    return CheckpointLoaded(record.version, order.where, record.written, [], order.record)
 
 
 def _message(error: CheckpointError | OSError) -> str:
@@ -163,6 +164,17 @@ def _checked_record(candidate: _Candidate, world_size: int) -> checkpoint_format
             f"{checkpoint_format.name_of(record.version)}"
         )
     return record
+
+
+def _refuse_other(record: checkpoint_format.Record, chosen: str) -> None:
+    """Refuse another checkpoint than the chosen one: other nodes load that one, and would train on with this rank's weights."""
+    found = checkpoint_format.record_digest(record)
+    if found != chosen:
+        raise CheckpointError(
+            f"it is another checkpoint on this node: that of run {record.run}, written {record.written}, whose record has the "
+            f"digest {found[:12]}, and the chosen one has {chosen[:12]}.\n"
+            "The path must lead to the same directory on every machine, and stay the same while a job begins"
+        )
 
 
 def _check_metadata(candidate: _Candidate, record: checkpoint_format.Record) -> None:

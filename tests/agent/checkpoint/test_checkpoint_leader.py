@@ -18,7 +18,14 @@ from deadpool_run.vault.checkpoint_format import CheckpointStep
 from deadpool_run.vault.status_page import EMPTY
 from deadpool_run.vault.vault import Vault
 from deadpool_run.wire import peers
-from deadpool_run.wire.checkpoints import CheckpointFailed, CheckpointLoaded, DurableSpec, StepTaken, TakeStep
+from deadpool_run.wire.checkpoints import (
+    CheckpointFailed,
+    CheckpointLoaded,
+    DurableSpec,
+    FillSlots,
+    StepTaken,
+    TakeStep,
+)
 
 HOMES = {"a": (0, 1), "b": (2,), "spare": ()}
 STEPS = [step.value for step in CheckpointStep]
@@ -394,11 +401,13 @@ def test_a_world_begins_when_every_node_has_loaded_and_all_the_same(vault):
         for rank in ranks:
             job.leader.seat(node, rank, lambda rank=rank: called.append(rank))
     for where in ("/kept/step-8", "/kept/step-4"):
-        job.checkpointers.heard(CheckpointLoaded(int(where[-1]), where, "2026-01-01T00:00:00+00:00", []))
+        job.checkpointers.heard(
+            CheckpointLoaded(int(where[-1]), where, "2026-01-01T00:00:00+00:00", [], f"d{where[-1]}")
+        )
         orders = dict(job.news())
-        assert {node: (order.ranks, order.where) for node, order in orders.items()} == {
-            "a": ((0, 1), where),
-            "b": ((2,), where),
+        assert {node: (order.ranks, order.where, order.record) for node, order in orders.items()} == {
+            "a": ((0, 1), where, f"d{where[-1]}"),
+            "b": ((2,), where, f"d{where[-1]}"),
         }
         job.leader.loaded("a", peers.Loaded(orders["a"].attempt, ""))
         assert not called
@@ -434,11 +443,12 @@ def test_a_node_keeps_the_version_until_it_is_copied_or_void(vault):
 def test_a_node_tells_that_it_holds_a_version_only_when_ranks_are_given_away(vault):
     checkpointers, answers, held = Checkpointers(), [], []
     share = CheckpointParticipant(checkpointers, vault, answers.append, lambda *what: held.append(what))
-    share.load(peers.Load("one", (0,), "/kept/step-8"))
+    share.load(peers.Load("one", (0,), "/kept/step-8", "d8"))
     checkpointers.heard(CheckpointFailed("damaged"))
     assert (answers[-1], share.resume) == (peers.Loaded("one", "damaged"), -1)
-    share.load(peers.Load("two", (0,), "/kept/step-4"))
-    checkpointers.heard(CheckpointLoaded(4, "/kept/step-4", "", []))
+    assert checkpointers.asked[-1] == FillSlots("/kept/step-8", 3, "d8")
+    share.load(peers.Load("two", (0,), "/kept/step-4", "d4"))
+    checkpointers.heard(CheckpointLoaded(4, "/kept/step-4", "", [], "d4"))
     assert (answers[-1], share.resume, held) == (peers.Loaded("two", ""), 4, [])
     assert vault.status_page.rank_entries[0].slots == (EMPTY, EMPTY)
     share.seated(Rank(0))
@@ -491,14 +501,14 @@ def test_a_preemption_notice_before_the_first_step_ends_a_job_on_one_machine_at_
 def test_one_machine_loads_before_its_ranks_are_assigned(vault):
     job, called = alone(vault), []
     job.leader.begin()
-    job.checkpointers.heard(CheckpointLoaded(8, "/kept/step-8", "2026-01-01T00:00:00+00:00", []))
+    job.checkpointers.heard(CheckpointLoaded(8, "/kept/step-8", "2026-01-01T00:00:00+00:00", [], "d1"))
     ((node, order),) = job.news()
     assert (node, order.ranks) == ("node", (0, 1, 2))
     job.leader.seat("node", Rank(0), lambda: called.append(0))
     assert not job.news()
     job.leader.loaded("node", peers.Loaded(order.attempt, "damaged"))
     assert job.said == ["checkpoint /kept/step-8 is refused: damaged"]
-    job.checkpointers.heard(CheckpointLoaded(4, "/kept/step-4", "2026-01-01T00:00:00+00:00", []))
+    job.checkpointers.heard(CheckpointLoaded(4, "/kept/step-4", "2026-01-01T00:00:00+00:00", [], "d1"))
     ((_, order),) = job.news()
     assert not called
     job.leader.loaded("node", peers.Loaded(order.attempt, ""))
@@ -513,7 +523,7 @@ def test_a_rank_that_is_assigned_to_another_node_while_nodes_load_is_loaded_ther
     for node, ranks in HOMES.items():
         for rank in ranks:
             job.leader.seat(node, rank, lambda rank=rank: called.append(rank))
-    job.checkpointers.heard(CheckpointLoaded(8, "/kept/step-8", "2026-01-01T00:00:00+00:00", []))
+    job.checkpointers.heard(CheckpointLoaded(8, "/kept/step-8", "2026-01-01T00:00:00+00:00", [], "d1"))
     job.news()
     job.leader.seat("spare", Rank(2), lambda: called.append("again"))
     orders = dict(job.news())

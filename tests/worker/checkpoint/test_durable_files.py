@@ -79,7 +79,7 @@ def read(slots, target, *, resume="auto", run=RUN, first=True, world_size=RANKS)
         if found.version == checkpoint_format.NOTHING:
             return found
         try:
-            return replace(fill(FillSlots(found.where, world_size), lent(slots)), refused=refused)
+            return replace(fill(FillSlots(found.where, world_size, found.record), lent(slots)), refused=refused)
         except CheckpointError as error:
             refused.append(f"checkpoint {found.where} is refused: {error}")
             order.but.append(found.where)
@@ -173,8 +173,28 @@ def test_several_nodes_fill_their_slots_from_what_several_wrote(trained, made, t
     found = choose(ChooseCheckpoint(target, RUN, "auto", first=True, world_size=RANKS, but=[]))
     assert (found.version, found.where) == (1, f"{target}/step-00000001")
     for rank in range(RANKS):
-        assert fill(FillSlots(found.where, RANKS), {rank: other.fds[rank]}).version == 1
+        assert fill(FillSlots(found.where, RANKS, found.record), {rank: other.fds[rank]}).version == 1
     assert [image(other, rank, 1) for rank in range(RANKS)] == [image(slots, rank, 1) for rank in range(RANKS)]
+
+
+def test_a_node_that_sees_another_checkpoint_there_does_not_load_it(trained, made, tmp_path):
+    """As when a link is moved to another checkpoint meanwhile, or each machine has its own directory under one path."""
+    slots, _ = trained
+    for run in ("one", "other"):
+        write(slots, tmp_path / run, run=run)
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "one" / "step-00000001")
+    found, other = choose(ChooseCheckpoint("", RUN, str(link), first=True, world_size=RANKS, but=[])), made()
+    assert fill(FillSlots(found.where, RANKS, found.record), {0: other.fds[0]}).version == 1
+    link.unlink()
+    link.symlink_to(tmp_path / "other" / "step-00000001")
+    with pytest.raises(CheckpointError, match="is another checkpoint on this node") as refused:
+        fill(FillSlots(found.where, RANKS, found.record), {1: other.fds[1]})
+    theirs = choose(ChooseCheckpoint("", RUN, str(link), first=True, world_size=RANKS, but=[])).record
+    assert theirs != found.record
+    for word in (found.record[:12], theirs[:12], "run other"):
+        assert word in str(refused.value)
+    assert complete_version(other.fds[1][0]) is None
 
 
 def test_what_one_node_could_not_load_is_passed_over_by_all(trained, made, tmp_path):
@@ -186,9 +206,9 @@ def test_what_one_node_could_not_load_is_passed_over_by_all(trained, made, tmp_p
     order = {"target": str(tmp_path), "run": RUN, "resume": "auto", "first": True, "world_size": RANKS}
     found, other = choose(ChooseCheckpoint(**order, but=[])), made()
     assert found.version == 2
-    fill(FillSlots(found.where, RANKS), {0: other.fds[0]})
+    fill(FillSlots(found.where, RANKS, found.record), {0: other.fds[0]})
     with pytest.raises(CheckpointError, match=r"rank-00001\.deadpool is damaged"):
-        fill(FillSlots(found.where, RANKS), {1: other.fds[1]})
+        fill(FillSlots(found.where, RANKS, found.record), {1: other.fds[1]})
     assert complete_version(other.fds[1][0]) is None
     older = choose(ChooseCheckpoint(**order, but=[found.where]))
     assert older.version == 1
