@@ -278,7 +278,7 @@ class LoopMember(RepairParticipant):
         self.registry.recording = None
 
     def _bring_to(self, version: Version) -> None:
-        if problem := self._coverage.changed():  # through `.data`, say; a replacement has watched nothing yet
+        if problem := self._coverage.changed():  # through `.data`, say; of a replacement nothing is watched
             self.refuse(problem)
         super()._bring_to(version)
 

@@ -131,10 +131,11 @@ class Coverage:
         """Return an error message about an unprotected object that the step trained; empty if there is none.
 
         Unprotected tensors are compared with their first samples if torch has counted a write; with `look`, all are. A replacement
-        begins here, in its first step that counts: its set-up and its rehearsal have made what the rank's first process had.
+        has not begun. The schedulers and scalers of its set-up and its rehearsal are those that the rank's first process had.
         """
         if not self._has_begun:
-            self.begin()
+            self._has_begun = True
+            self._helpers += self._unprotected_helpers(made.take_made())
         for optimizer, first in list(self._pending.items()):
             if self._is_held_by_objects(optimizer):
                 del self._pending[optimizer]
