@@ -25,7 +25,7 @@ from deadpool_run.worker.variables.values.kinds.own_objects import (
 from deadpool_run.worker.variables.values.objects import MadeLaterError, Objects, OpaqueError, UnkeptDataError
 
 STAND_INS, NAMES_ONLY, WHOLE = range(3)
-"""Rules for a part that cannot be kept. Written is: a number, so that a stand-in can be put there; its name, if it has one; nothing."""
+"""Rules for a part that cannot be kept. Written is: a number, so that a stand-in can be put there (not used yet); its name, if it has one; nothing."""
 
 
 class ObjectWriter(ABC):
@@ -40,7 +40,7 @@ class ObjectWriter(ABC):
         self._own = own
         self._made_later = made_later
         self._in_module = False
-        self._rule = STAND_INS
+        self._rule = NAMES_ONLY  # with STAND_INS, survivors of a loss on a device have hung: not known why
 
     @abstractmethod
     def _write(self, value: Any) -> Any:
