@@ -11,12 +11,12 @@ import io
 import math
 import sys
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pickle import PicklingError, UnpicklingError
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from deadpool_run.errors import ScriptError, SnapshotError
 
@@ -71,6 +71,22 @@ def table_of(value: Any) -> dict[str, Any]:
     except AttributeError:
         return {}
     return found
+
+
+def objects_in(obj: object, depth: int = 4) -> Iterator[object]:
+    """Yield an object and those that it refers to, so many levels deep: in attributes, dicts, lists, tuples and sets, not in modules."""
+    yield obj
+    if depth == 0 or isinstance(obj, (Tensor, nn.Module, str, bytes, int, float)):
+        return
+    children: Iterable[Any]
+    if isinstance(obj, dict):
+        children = obj.values()
+    elif isinstance(obj, (list, tuple, set)):
+        children = obj
+    else:
+        children = getattr(obj, "__dict__", {}).values()
+    for child in list(children):
+        yield from objects_in(child, depth - 1)
 
 
 def tensors_in(tree: Any) -> Iterator[Tensor]:

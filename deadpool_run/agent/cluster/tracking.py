@@ -77,7 +77,7 @@ class Tracking:
                 mine[seat.node][seat.rank] = tuple(found for found in peers if found is not None)
             for holder in dict.fromkeys((*holders, *former)):
                 keep[holder].append(seat.rank)
-        # What was sent in an earlier term may be lost with its connection.
+        # A message of an earlier term may have been lost with its connection.
         sent = {node: told for node, told in self._buddies.items() if told.number >> _TERM_SHIFT == state.term}
         self._buddies = {node: told for node, told in sent.items() if node in state.nodes}
         for node in state.nodes:

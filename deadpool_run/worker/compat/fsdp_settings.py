@@ -140,7 +140,7 @@ class FsdpSettings:
         return [owner.read(owner.holder) for owner in self._owners]
 
     def _note(self, owner: _Owner) -> dict[str, Any]:
-        """Return the settings as plain values, and note which objects stand behind them."""
+        """Return the settings as plain values, and remember the objects of those that are no plain values."""
         plain = self._plain(owner)
         for name, value in plain.items():
             if isinstance(value, str) and value != _AUTOMATIC:

@@ -117,18 +117,9 @@ def note_all_gradients(ddp: DistributedDataParallel) -> None:
     ddp.reducer._push_all_rebuilt_params()  # noqa: SLF001
 
 
-def forget_unscaled(obj: object, depth: int = 4) -> None:
-    """Reset a scaler's notes on unscaled optimizers, also of scalers in attributes of an object; a disabled scaler has none."""
-    if isinstance(obj, GradScaler):
-        getattr(obj, "_per_optimizer_states", {}).clear()
-    elif depth and not isinstance(obj, (Tensor, nn.Module, str, bytes, int, float)):
-        parts: Any = (
-            obj
-            if isinstance(obj, (list, tuple))
-            else getattr(obj, "__dict__", {}) | (obj if isinstance(obj, dict) else {})
-        )
-        for each in list(parts.values() if isinstance(parts, dict) else parts):
-            forget_unscaled(each, depth - 1)
+def forget_unscaled(scaler: GradScaler) -> None:
+    """Reset the scaler's notes on unscaled optimizers; a disabled scaler has none."""
+    getattr(scaler, "_per_optimizer_states", {}).clear()
 
 
 def has_workers(loader: Any) -> bool:

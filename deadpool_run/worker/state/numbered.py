@@ -3,7 +3,6 @@
 import secrets
 import weakref
 from collections import deque
-from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
@@ -27,35 +26,6 @@ class NumberedObjects(Generic[T]):
     def get(self, number: int) -> T | None:
         """Return the object; None if another process has it, or too many came later."""
         return dict(self._known).get(number)
-
-
-class RecentObjects:
-    """The objects of the last snapshots, by identity. Those whose class allows no weak references are kept alive for as long."""
-
-    def __init__(self, snapshots: int) -> None:
-        self._snapshots: deque[dict[int, tuple[int, Callable[[], Any]]]] = deque([{}], maxlen=snapshots)
-
-    def next(self) -> None:
-        """Begin another snapshot."""
-        self._snapshots.append({})
-
-    def number(self, obj: Any) -> int:
-        """Return the number of an object of the present snapshot, above 0."""
-        known = next((each[id(obj)] for each in self._snapshots if id(obj) in each and each[id(obj)][1]() is obj), None)
-        number, _ = self._snapshots[-1][id(obj)] = known or (secrets.randbits(62) | 1, _reference(obj))
-        return number
-
-    def get(self, number: int) -> Any:
-        """Return the object; None if it is of an older snapshot, if it is gone, or if another process has it."""
-        found = (other for each in self._snapshots for known, other in each.values() if known == number)
-        return next((obj for other in found if (obj := other()) is not None), None)
-
-
-def _reference(obj: Any) -> Callable[[], Any]:
-    try:
-        return weakref.ref(obj)
-    except TypeError:
-        return lambda: obj
 
 
 class WeaklyNumbered:
@@ -95,11 +65,10 @@ class WeaklyNumbered:
 class MadeLater:
     """The objects that a process has made since its loop began, and of which a snapshot has the numbers."""
 
-    def __init__(self, most: int, snapshots: int) -> None:
-        """`most` is the limit on functions, modules and the like, and `snapshots` that on the age of parts of containers."""
+    def __init__(self, most: int) -> None:
+        """`most` is the limit on functions, modules and the like."""
         self.weakly = WeaklyNumbered(most)
         self.values = WeaklyNumbered(_MOST_VALUES)
         """Objects of libraries that are written with their attributes."""
         self.opaque = WeaklyNumbered(_MOST_VALUES)
         """Objects of libraries that cannot be written, so that this is tried once only."""
-        self.parts = RecentObjects(snapshots)

@@ -5,12 +5,13 @@ from itertools import chain
 from typing import Any
 
 from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from deadpool_run.errors import ScriptError
 from deadpool_run.vault.segments import SlotRole
-from deadpool_run.worker.codec import copied
+from deadpool_run.worker.codec import copied, objects_in
 from deadpool_run.worker.compat import fsdp
 from deadpool_run.worker.compat import modules as compat_nn
 from deadpool_run.worker.state import gradients
@@ -248,6 +249,9 @@ class Protected:
             optimizer.put_members(values["members"][name])
         for name, obj in self.objects.items():
             obj.load_state_dict(copied(values["objects"][name]))
-            compat_nn.forget_unscaled(obj)  # the interrupted step did not reach `update()`, which drops its notes
+            for scaler in (each for each in objects_in(obj) if isinstance(each, GradScaler)):
+                compat_nn.forget_unscaled(
+                    scaler
+                )  # the interrupted step did not reach `update()`, which drops its notes
         for name, optimizer in self.optimizers.items():  # last: loading a scheduler may set a rate
             optimizer.put(values["optimizers"][name])

@@ -16,17 +16,15 @@ from deadpool_run.worker.variables.values.objects import OF_LOADERS, USED, Objec
 TAG = "made later"
 _MOST_LATER = 256
 """Objects that were made later and can be put back: the newest ones."""
-_SNAPSHOTS = 4
-"""More than those that a process may go back to."""
 _MOST_ITEMS = 256
 
 
 class References:
-    """The objects that have names, and those that have numbers. Few are kept alive (`MadeLater`)."""
+    """The objects that have names, and those that have numbers. None is kept alive."""
 
     def __init__(self) -> None:
         self.named = Objects(weakly=True)
-        self.made_later = MadeLater(_MOST_LATER, _SNAPSHOTS)
+        self.made_later = MadeLater(_MOST_LATER)
         self._last: dict[Any, int] = {}
         """Numbers, by the variables that have them in the present snapshot."""
         self._before: dict[Any, int] = {}
@@ -51,7 +49,6 @@ class References:
     def next(self) -> None:
         """Begin another snapshot."""
         self._last, self._before = {}, self._last
-        self.made_later.parts.next()
 
     def later(self, name: Any, value: Any, *, was_empty: bool) -> tuple[list[Any], bool] | None:
         """Return the node of a variable's object that was made later, and whether an earlier step made it.

@@ -31,7 +31,6 @@ from deadpool_run.worker.variables.values.tensors import TensorCopies, TensorCop
 from deadpool_run.worker.variables.values.unkept import (
     MADE_LATER,
     LostValue,
-    OfLostProcess,
     Unkept,
     kept_back,
     raise_refused,
@@ -335,11 +334,8 @@ class Variables:
                 lost = LostValue(shown_variable(scope, name), MADE_LATER, self.refuse, kept.get(name))
                 found[name] = lost if later is None else later
                 continue
-            reader.reading = shown_variable(scope, name)
             try:
-                value = reader.read(node)
-                if type(value) is not OfLostProcess:
-                    found[name] = value
+                found[name] = reader.read(node)
             except (OpaqueError, KeyError):
                 why = "it has a function, a class or another object that was made after the loop had begun"
                 found[name] = LostValue(shown_variable(scope, name), why, self.refuse, kept.get(name))

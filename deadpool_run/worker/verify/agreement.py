@@ -97,27 +97,30 @@ class Agreement:
         if any(row[:2] != rows[0][:2] for row in rows) or all(row == rows[0] for row in rows):
             return None  # equal; or not the same tensors on all ranks, as in a sharded optimizer
         table = _gathered(torch.tensor([digest(tensor) for tensor in own]), group)
-        wrong = [name for name, column in zip(names, zip(*table, strict=True), strict=True) if len(set(column)) > 1]
+        columns = dict(zip(names, zip(*table, strict=True), strict=True))
+        wrong = {name: column for name, column in columns.items() if len(set(column)) > 1}
         if not strict:
             are_new = [row != [0] for row in _gathered(torch.tensor([int(is_new and self._resumed is None)]), group)]
-            wrong = self._learn(wrong, [[row[names.index(name)] for row in table] for name in wrong], are_new)
+            wrong = self._learn(wrong, are_new)
         if not wrong:
             return None
         ranks = dist.get_process_group_ranks(group)
-        rows = [[row[names.index(name)] for name in wrong] for row in table]
-        usual = max(rows, key=rows.count)
-        odd = tuple(rank for rank, row in zip(ranks, rows, strict=True) if row != usual)
+        values = list(zip(*wrong.values(), strict=True))
+        usual = max(values, key=values.count)
+        odd = tuple(rank for rank, own_values in zip(ranks, values, strict=True) if own_values != usual)
         return ReplicaDifference(tuple(wrong), tuple(ranks), odd, group)
 
-    def _learn(self, names: list[str], values: list[list[int]], are_new: list[bool]) -> list[str]:
-        """Learn names that differ between ranks; return those in which two or more that are not new agree: a repair has made that difference."""
-        spoiled = []
-        for name, column in zip(names, values, strict=True):
+    def _learn(self, wrong: dict[str, tuple[int, ...]], are_new: list[bool]) -> dict[str, tuple[int, ...]]:
+        """Learn names that differ between ranks, except those in which two or more ranks that are not new agree; return these.
+
+        A repair has made that difference.
+        """
+        spoiled = {}
+        for name, column in wrong.items():
             old = [value for value, is_new in zip(column, are_new, strict=True) if not is_new]
             if len(old) > 1 and len(set(old)) == 1:
-                spoiled.append(name)
-            else:
-                self.unequal.add(name)
+                spoiled[name] = column
+        self.unequal.update(wrong.keys() - spoiled.keys())
         return spoiled
 
     def _by_group(self) -> Iterator[tuple[Any, Named]]:

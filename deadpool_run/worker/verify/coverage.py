@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from deadpool_run.worker.codec import tensors_in
+from deadpool_run.worker.codec import objects_in, tensors_in
 from deadpool_run.worker.compat import made
 from deadpool_run.worker.compat.modules import buffers_of, local, parameters_of, writes_of
 from deadpool_run.worker.groups.rehearsal import REHEARSAL_STEPS
@@ -35,8 +35,6 @@ _BEFORE_LOOP = "before job.steps()"
 _AFTER_LOSS = "after a loss, no process has it as it was"
 _FROM_NOW_ON = "a loss stops the job from now on"
 _UNKNOWN = -1
-_DEPTH = 4
-"""Depth of the search for an optimizer in a protected object."""
 
 
 def is_sampled(step: int) -> bool:
@@ -170,7 +168,7 @@ class Coverage:
     def _unprotected_helpers(self, helpers: Iterable[Any]) -> Iterator[tuple["weakref.ref[Any]", str]]:
         """Yield those that no protected object refers to, with their states. A disabled scaler has none."""
         for helper in helpers:
-            if not any(_refers_to(obj, helper, _DEPTH) for obj in self._protected.objects.values()):
+            if not any(_refers_to(obj, helper) for obj in self._protected.objects.values()):
                 state = helper.state_dict()
                 if state:
                     yield weakref.ref(helper), repr(state)
@@ -187,7 +185,7 @@ class Coverage:
             (reference, why)
             for reference, why in self._late
             if (helper := reference()) is not None
-            and not any(_refers_to(other, helper, _DEPTH) for other in inside if other is not helper)
+            and not any(_refers_to(other, helper) for other in inside if other is not helper)
         ]
         for _, why in self._late:
             if why not in self._protected.late:
@@ -243,7 +241,7 @@ class Coverage:
     def _is_held_by_objects(self, optimizer: Optimizer) -> bool:
         own = {id(each) for each in tensors_in(optimizer.state)}
         return any(
-            _refers_to(obj, optimizer, _DEPTH) and own <= {id(each) for each in tensors_in(obj.state_dict())}
+            _refers_to(obj, optimizer) and own <= {id(each) for each in tensors_in(obj.state_dict())}
             for obj in self._protected.objects.values()
         )
 
@@ -302,19 +300,8 @@ def _writes(tensor: Tensor) -> int:
     return _UNKNOWN if own.is_inference() else writes_of(own)
 
 
-def _refers_to(obj: Any, wanted: object, depth: int) -> bool:
-    if obj is wanted:
-        return True
-    if depth == 0 or isinstance(obj, (Tensor, nn.Module, str, bytes, int, float)):
-        return False
-    children: Iterable[Any]
-    if isinstance(obj, dict):
-        children = obj.values()
-    elif isinstance(obj, (list, tuple, set)):
-        children = obj
-    else:
-        children = getattr(obj, "__dict__", {}).values()
-    return any(_refers_to(child, wanted, depth - 1) for child in list(children))
+def _refers_to(obj: Any, wanted: object) -> bool:
+    return any(each is wanted for each in objects_in(obj))
 
 
 # --- messages -------------------------------------------------------------------------------------------------------

@@ -5,7 +5,6 @@ import sys
 import time
 import types
 import uuid
-import weakref
 from collections import OrderedDict
 
 import numpy as np
@@ -253,7 +252,7 @@ def test_iterators_of_libraries_are_refused():
 
 
 def test_many_new_objects_do_not_push_out_others():
-    made = MadeLater(4, 2)
+    made = MadeLater(4)
     kept, many = Cache(), [Cache() for _ in range(9)]
     number = made.weakly.number(kept)
     for each in many:
@@ -262,12 +261,3 @@ def test_many_new_objects_do_not_push_out_others():
         assert made.weakly.number(kept) == number
     assert made.weakly.get(made.weakly.number(many[0])) is many[0]
     assert len(made.weakly._objects) == len(made.weakly._numbers) == 4
-
-
-def test_parts_that_allow_weak_references_are_not_kept_alive():
-    made, part = MadeLater(4, 2), Cache()
-    number, reference = made.parts.number(part), weakref.ref(part)
-    assert made.parts.get(number) is part
-    del part
-    assert reference() is None
-    assert made.parts.get(number) is None

@@ -8,7 +8,6 @@ from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from types import MethodType
 from typing import Any, NoReturn
-from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -22,7 +21,6 @@ from deadpool_run.worker.variables.values.kinds import functions, iterators, lib
 from deadpool_run.worker.variables.values.kinds.own_objects import (
     TABLES,
     are_same,
-    class_of_name,
     immutable_base_of,
     made,
     plain_value,
@@ -31,18 +29,10 @@ from deadpool_run.worker.variables.values.kinds.own_objects import (
     set_attributes_of_module,
 )
 from deadpool_run.worker.variables.values.layouts import into_array, into_tensor, is_alike, layout_of_tensor
-from deadpool_run.worker.variables.values.objects import Objects, OpaqueError
+from deadpool_run.worker.variables.values.objects import Objects, OpaqueError, class_of_name
 from deadpool_run.worker.variables.values.plain import FACTORIES
 from deadpool_run.worker.variables.values.tensors import TensorCopy
-from deadpool_run.worker.variables.values.unkept import (
-    LEAVES,
-    OF_OTHER,
-    PART,
-    LostValue,
-    OfLostProcess,
-    raise_refused,
-    with_lost_graph,
-)
+from deadpool_run.worker.variables.values.unkept import raise_refused, with_lost_graph
 from deadpool_run.worker.variables.values.views import view_of
 from deadpool_run.worker.variables.values.writer import DICTS, SEQUENCES
 
@@ -77,9 +67,7 @@ class ValueReader:
         """
         self._objects = objects or Objects()
         self._by_name = {"scope": scope, "id": scope, "reference": reference, "state": state}
-        self._made_later = made_later or MadeLater(0, 1)
-        self.reading = "a variable"
-        """The name of the present variable, for messages."""
+        self._made_later = made_later or MadeLater(0)
         self._own = own
         self._large = large
         self._refuse = refuse
@@ -87,7 +75,7 @@ class ValueReader:
         self._filled: dict[int, Any] = {}
         """The parts of a module that this process still has, by the numbers of those that are read into them."""
 
-    def read(self, node: Any, into: Any = None) -> Any:  # noqa: C901, PLR0911, PLR0912 - one line for each kind
+    def read(self, node: Any, into: Any = None) -> Any:  # noqa: C901, PLR0911 - one line for each kind
         """Return the value of a node. `into` is an object to fill and return, if it is of the same kind.
 
         Raises `OpaqueError` for a class that this process does not have.
@@ -111,8 +99,6 @@ class ValueReader:
             return id(found) if tag == "id" else found
         if tag == "hole":
             return self._there(self._objects.named(parts[0]))
-        if tag == "number":
-            return self._numbered(*parts)
         if tag == "closure":
             return self._closure(*parts)
         if tag in ("view", "base"):
@@ -141,29 +127,6 @@ class ValueReader:
         is_code = tag == "code"
         found = functions.code_of_name(where, name, self._own) if is_code else functions.bound(self.read(where), name)
         if found is None:
-            raise OpaqueError
-        return found
-
-    def _numbered(self, number: int, kind: str, is_of_process: bool) -> Any:
-        """Return an object that this process has, or what stands for it."""
-        found = self._made_later.parts.get(number)
-        if found is not None:
-            return found
-        lost = LostValue(f"{PART}{kind} in {self.reading}", OF_OTHER, self._refuse)
-        return OfLostProcess(lost) if is_of_process else lost
-
-    def _attributes(self, names: list[str], nodes: list[Any]) -> dict[str, Any]:
-        found = zip(names, map(self.read, nodes), strict=True)
-        return {name: each.lost if type(each) is OfLostProcess else each for name, each in found}
-
-    def _items_there(self, nodes: list[Any]) -> list[Any]:
-        """Return the items of a list without what only the lost process had a use for."""
-        return [each for each in map(self.read, nodes) if type(each) is not OfLostProcess]
-
-    def _keys_there(self, nodes: list[Any]) -> list[Any]:
-        """Return the items of a set. Raises `OpaqueError` for a stand-in, which has no hash."""
-        found = self._items_there(nodes)
-        if any(type(each) is LostValue for each in found):
             raise OpaqueError
         return found
 
@@ -253,7 +216,7 @@ class ValueReader:
                 dtype, shape, copy, *layout = parts
                 return into_array(dtype, shape, self._large_tensor(copy).numpy().tobytes(), *layout, into=into)
             case "named":
-                return self._tuple(partial(tuple.__new__, self._class(*parts[:2])), parts[2])
+                return tuple.__new__(self._class(*parts[:2]), map(self.read, parts[2]))
             case "weak":
                 return weakref.ref(_Gone() if parts[0] is None else self.read(parts[0]))
         kind = self._class(*parts[:2])
@@ -297,8 +260,6 @@ class ValueReader:
         """Return `into` if it has the same plain value: a script may compare it by identity."""
         module, name, names, values, node = parts
         kind, attributes, plain = self._class(module, name), self._attributes(names, values), self.read(node)
-        if type(plain) is OfLostProcess:
-            return plain
         base = immutable_base_of(kind, (kind.__module__,))
         is_there = type(into) is kind and are_same(plain_value(base, into), plain)
         found = into if is_there else base.__new__(kind, plain)
@@ -310,7 +271,7 @@ class ValueReader:
         target = self._new_container(parts, into)
         attributes = self._attributes(names, values)  # first, as they were written
         if tag in SEQUENCES:
-            _fill(target, SEQUENCES[tag], self._items_there(content[0]))
+            _fill(target, SEQUENCES[tag], [self.read(each) for each in content[0]])
         else:
             _fill(target, DICTS[tag], self._items(content))
         if vars(target) is not target:
@@ -332,12 +293,9 @@ class ValueReader:
         return into if is_alike else made
 
     def _sequence(self, kind: Any, parts: list[Any], into: Any) -> Any:
-        if kind is tuple:
-            return self._tuple(tuple, parts[0])
-        is_set = kind in (set, frozenset, WeakSet)
-        values = (self._keys_there if is_set else self._items_there)(parts[0])
-        if kind is frozenset:
-            return frozenset(values)
+        values = [self.read(each) for each in parts[0]]
+        if kind in (tuple, frozenset):
+            return kind(values)
         target: Any = into if type(into) is kind and (kind is not deque or into.maxlen == parts[1]) else None
         if target is None:
             target = deque(maxlen=parts[1]) if kind is deque else kind()
@@ -349,20 +307,11 @@ class ValueReader:
             target = defaultdict(_factory(parts))
         return _fill(target, dict if issubclass(kind, dict) and kind is not OrderedDict else kind, self._items(parts))
 
-    def _tuple(self, make: Callable[[list[Any]], Any], nodes: list[Any]) -> Any:
-        """Return a tuple, or a mark for one that has only plain values beside an object of the lost process: the number of a future, say."""
-        values = [self.read(each) for each in nodes]
-        marks = [each for each in values if type(each) is OfLostProcess]
-        if marks and all(type(each) in (OfLostProcess, *LEAVES) for each in values):
-            return marks[0]
-        return make([each.lost if type(each) is OfLostProcess else each for each in values])
+    def _attributes(self, names: list[str], nodes: list[Any]) -> dict[str, Any]:
+        return dict(zip(names, map(self.read, nodes), strict=True))
 
     def _items(self, parts: list[Any]) -> dict[Any, Any]:
-        keys, found = [self.read(each) for each in parts[0]], map(self.read, parts[1])
-        if any(type(each) is LostValue for each in keys):  # it has no hash
-            raise OpaqueError
-        pairs = zip(keys, found, strict=True)
-        return {key: each for key, each in pairs if OfLostProcess not in (type(key), type(each))}
+        return dict(zip(map(self.read, parts[0]), map(self.read, parts[1]), strict=True))
 
 
 def _fill(target: Any, base: Any, values: Any) -> Any:
@@ -390,6 +339,5 @@ def _objects(shape: list[int], nodes: list[Any], *, into: Any, read: Callable[[A
     is_like = type(into) is numpy.ndarray and into.dtype.hasobject and list(into.shape) == shape
     found = into if is_like else numpy.empty(shape, object)
     for at, node in zip(numpy.ndindex(*shape), nodes, strict=True):
-        each = read(node)
-        found[at] = each.lost if type(each) is OfLostProcess else each
+        found[at] = read(node)
     return found

@@ -7,7 +7,6 @@ that uses it is refused.
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
-from io import BytesIO
 from typing import Any, NoReturn
 
 import torch
@@ -32,8 +31,6 @@ MADE_LATER = (
     "one of these"
 )
 MOVED = "it shares memory with a protected tensor, and did not when the loop began"
-PART = "an object of class "
-OF_OTHER = "it was made after the loop had begun, and only the code of its class can read what is in it"
 OVERLAPS = "it shares memory with another variable, and no variable has all of that memory"
 
 
@@ -127,31 +124,6 @@ class Unkept:
         return (self._arrays is not None or not _has_large_arrays(value)) and self.is_still(value, thorough=True)
 
 
-_RUNNING = frozenset(
-    {
-        "_asyncio",
-        "_io",
-        "_socket",
-        "_thread",
-        "asyncio",
-        "concurrent",
-        "logging",
-        "multiprocessing",
-        "socket",
-        "subprocess",
-        "threading",
-    }
-)
-"""Packages of files, threads, processes and what one waits for."""
-
-
-def is_of_process(kind: type) -> bool:
-    """Return whether objects of a class are of use in their own process only: a future, a thread, an open file, an event of a stream."""
-    if issubclass(kind, (torch.futures.Future, torch.Stream, torch.Event)):
-        return True
-    return not issubclass(kind, BytesIO) and any(each.__module__.partition(".")[0] in _RUNNING for each in kind.__mro__)
-
-
 class LostValue:
     """A stand-in for data that was not kept. Using it raises an error. Appending to it, or printing it, has no effect."""
 
@@ -239,25 +211,6 @@ def why_lost(value: LostValue) -> str:
 def kept_back(value: LostValue) -> Any:
     """Return the value that a lost one stands for, if this process still has it, with the memory that it shared; else None."""
     return None if why_lost(value) == OVERLAPS else value._lost_instead_of  # noqa: SLF001 - as above
-
-
-def is_of_other(value: LostValue) -> bool:
-    """Return whether a value stands for a part of a container (`OF_OTHER`)."""
-    return why_lost(value) == OF_OTHER
-
-
-def class_of_lost(value: LostValue) -> str:
-    """Return the name of the class of a part of a container that was lost."""
-    name: str = value._lost_as[0]  # noqa: SLF001 - as above
-    return name.removeprefix(PART).partition(" in ")[0]
-
-
-class OfLostProcess:
-    """A mark in place of an object that only the lost process had a use for (`is_of_process`). No variable gets it."""
-
-    def __init__(self, lost: LostValue) -> None:
-        """`lost` is for places that have to have something."""
-        self.lost = lost
 
 
 def _refuse(value: LostValue, *_: Any) -> NoReturn:

@@ -13,6 +13,7 @@ from array import array
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from fractions import Fraction
+from functools import cache
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 from uuid import UUID
@@ -20,7 +21,7 @@ from uuid import UUID
 import torch
 
 from deadpool_run.worker.codec import device_of, is_current
-from deadpool_run.worker.variables.values.objects import OpaqueError
+from deadpool_run.worker.variables.values.objects import OpaqueError, class_of_name
 from deadpool_run.worker.variables.values.tensors import is_array_type
 
 _MADE: dict[str, type] = {
@@ -126,7 +127,7 @@ def parts_of(value: Any) -> list[Any]:  # noqa: PLR0911 - one line for each kind
         return ["constant of torch", [str(value).removeprefix("torch.")]]
     if issubclass(kind, BaseException):
         base = _builtin_of(kind)
-        if sys.modules.get(kind.__module__, None) is None or not _is_plain_error(kind, base):
+        if not _may_be_made(kind, base):
             raise OpaqueError
         names = list(vars(value))
         return [
@@ -171,16 +172,15 @@ def of_parts(tag: str, names: Sequence[str], parts: Sequence[Any], into: Any, cl
     return _filled(into if is_alike else array(parts[0]), array(*parts))
 
 
-def _is_plain_error(kind: Any, base: Any) -> bool:
-    """Return whether no class of an exception but the built-in one is written in C, and every process finds its class by name."""
-    found: Any = sys.modules.get(kind.__module__)
-    for part in kind.__qualname__.split("."):
-        found = getattr(found, part, None)
-    return (
-        found is kind and kind.__basicsize__ == type("_Derived", (base,), {}).__basicsize__
-        if kind is not base
-        else True
-    )
+def _may_be_made(kind: Any, base: Any) -> bool:
+    """Return whether `_error` makes an exception of this class: every process finds it by name, and only `base` is written in C."""
+    is_found = class_of_name(kind.__module__, kind.__qualname__) is kind
+    return kind is base or (is_found and kind.__basicsize__ == _size_of_derived(base))
+
+
+@cache
+def _size_of_derived(base: Any) -> int:
+    return type("_Derived", (base,), {}).__basicsize__
 
 
 def _builtin_of(kind: Any) -> Any:

@@ -217,11 +217,3 @@ def set_attributes(value: Any, attributes: Mapping[str, Any]) -> None:
             found.__set__(value, each)
         else:
             vars(value)[name] = each
-
-
-def class_of_name(module: str, name: str) -> Any:
-    """Return the class of this name in a Python module; None if there is none."""
-    found: Any = sys.modules.get(module)
-    for part in name.split("."):
-        found = getattr(found, part, None)
-    return found if isinstance(found, type) else None
