@@ -10,17 +10,21 @@ from typer.exceptions import TyperException
 
 from deadpool_run.agent.console import installed_version, tell
 from deadpool_run.cli.commands.check import check
-from deadpool_run.cli.commands.control import stop, wait
+from deadpool_run.cli.commands.config import config_show
 from deadpool_run.cli.commands.doctor import doctor
 from deadpool_run.cli.commands.drain import drain
-from deadpool_run.cli.commands.kill import kill_rank
+from deadpool_run.cli.commands.env import env
+from deadpool_run.cli.commands.events import events
+from deadpool_run.cli.commands.kill_rank import kill_rank
 from deadpool_run.cli.commands.launch import EPILOG, launch
-from deadpool_run.cli.commands.read_run import events, logs
+from deadpool_run.cli.commands.logs import logs
+from deadpool_run.cli.commands.ls import ls
+from deadpool_run.cli.commands.prune import prune
 from deadpool_run.cli.commands.report import report
-from deadpool_run.cli.commands.runs import ls, prune
-from deadpool_run.cli.commands.show import config_show, env
 from deadpool_run.cli.commands.stack import stack
 from deadpool_run.cli.commands.status import status
+from deadpool_run.cli.commands.stop import stop
+from deadpool_run.cli.commands.wait import wait
 from deadpool_run.cli.options.parameters import ScriptCommand
 from deadpool_run.cli.options.resolve import canonical
 from deadpool_run.errors import DeadpoolError, UsageError

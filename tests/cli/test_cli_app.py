@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from deadpool_run.cli.commands.launch import EXAMPLES
-from deadpool_run.cli.commands.script import COMMANDS
+from deadpool_run.cli.launch.script import COMMANDS
 from deadpool_run.cli.options.table import OPTIONS
 
 WAIT_S = 60

@@ -7,11 +7,13 @@ import pytest
 from reference import options_reference
 from typer.main import get_command
 
+from deadpool_run.cli import app as app_module
 from deadpool_run.cli.app import app
-from deadpool_run.cli.commands.script import COMMANDS
+from deadpool_run.cli.launch.script import COMMANDS
 from deadpool_run.cli.options.option import PANELS
 from deadpool_run.cli.options.table import OPTIONS
 
+COMMAND_MODULES = Path(app_module.__file__).parent / "commands"
 PAGE = Path(__file__).parents[2] / "docs" / "command-line.md"
 START, END = "<!-- options: made by `python tests/cli/reference.py` -->\n", "<!-- end of options -->"
 
@@ -44,3 +46,8 @@ def test_every_command_has_a_section():
     commands = set(get_command(app).commands) - {"run", "config"} | {"config show"}
     headings = set(re.findall(r"^## (.+)$", PAGE.read_text(), re.MULTILINE))
     assert commands <= headings
+
+
+def test_every_command_is_in_a_module_of_its_name():
+    modules = {path.stem.replace("_", "-") for path in COMMAND_MODULES.glob("[!_]*.py")}
+    assert modules == set(get_command(app).commands) - {"run"} | {"launch"}

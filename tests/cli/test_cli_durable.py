@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from deadpool_run.cli.cluster.spec_builder import plan
-from deadpool_run.cli.commands.dry_run import settings_lines
 from deadpool_run.cli.commands.launch import resolved
+from deadpool_run.cli.launch.dry_run import settings_lines
 from deadpool_run.cli.options.machine import Surroundings
 from deadpool_run.errors import UsageError
 from deadpool_run.text import without_passwords

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from deadpool_run.cli.check.plan import LEAST_STEPS, fault_count
-from deadpool_run.cli.commands.script import refuse_missing_script
+from deadpool_run.cli.launch.script import refuse_missing_script
 from deadpool_run.cli.options.parameters import Target, with_options
 from deadpool_run.cli.options.resolve import duration_s
 from deadpool_run.cli.options.table import BY_NAME

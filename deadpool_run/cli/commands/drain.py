@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from deadpool_run.agent.console import tell
-from deadpool_run.cli.commands.confirm import confirmed
+from deadpool_run.cli.confirm import confirmed
 from deadpool_run.cli.runs.find import RunDir, RunId, connect_run
 from deadpool_run.view.client import ControlClient, ControlRefusedError
 from deadpool_run.view.health import Status

@@ -12,7 +12,7 @@ from deadpool_run.agent.console import tell, write_json
 from deadpool_run.agent.spec import LaunchSpec
 from deadpool_run.cli.cluster import slurm_place
 from deadpool_run.cli.cluster.spec_builder import plan
-from deadpool_run.cli.commands.script import check_target, misplaced
+from deadpool_run.cli.launch.script import check_target, misplaced
 from deadpool_run.cli.options.config import read_config
 from deadpool_run.cli.options.machine import existing_token, look_around
 from deadpool_run.cli.options.parameters import HelpAll, Target, with_options
@@ -65,7 +65,7 @@ def launch(*, target: Target = None, help_all: HelpAll = False, **given: str | b
     if place is not None and nodes:
         notes = (*notes, *slurm_place.notes(place, nodes, os.environ))
     if values.flag("dry_run"):
-        from deadpool_run.cli.commands.dry_run import describe  # noqa: PLC0415 - seldom needed
+        from deadpool_run.cli.launch.dry_run import describe  # noqa: PLC0415 - seldom needed
         from deadpool_run.vault.headroom import room  # noqa: PLC0415 - as above
 
         sys.stdout.write(describe(spec, notes, values, os.environ, max(0, room(spec.nproc_per_node))))

@@ -59,6 +59,10 @@ class Run:
             return RunState.KILLED
         return RunState.LIVE if self.record.get("host") == socket.gethostname() else RunState.ELSEWHERE
 
+    def has_ended(self) -> bool:
+        """Return whether the run has ended by now: reads its records again."""
+        return run_at(self.path).state in {RunState.ENDED, RunState.KILLED}
+
     @property
     def log_dir(self) -> Path | None:
         """The logs. They have moved if the directory has."""

@@ -3,7 +3,11 @@
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Annotated
 
+import typer
+
+Follow = Annotated[bool, typer.Option("-f", "--follow", help="Continue until the run ends.")]
 _EVERY_S = 0.25
 _CHUNK = 1 << 20
 

@@ -1,15 +1,11 @@
-"""`deadpool-run config show` and `deadpool-run env`."""
+"""`deadpool-run env`: versions and variables for a bug report."""
 
 import os
 import platform
 import re
 import sys
-from typing import Annotated
-
-import typer
 
 from deadpool_run.agent.console import installed_version
-from deadpool_run.cli.commands.launch import resolved
 from deadpool_run.cli.options.machine import DEVICES, count_gpus
 from deadpool_run.text import without_passwords
 from deadpool_run.view.collectives import described, expected
@@ -17,18 +13,6 @@ from deadpool_run.view.collectives import described, expected
 _PACKAGES = ("deadpool-run", "torch", "msgspec", "numpy", "psutil", "rich", "typer", "PyYAML")
 _SECRET = re.compile("TOKEN|KEY|SECRET|PASSW", re.IGNORECASE)
 _PREFIXES = ("DEADPOOL_", "PET_", "TORCH", "NCCL_", "GLOO_", "CUDA_", "OMP_", "MASTER_", "SLURM_J", "SLURM_N")
-
-
-def config_show(
-    *,
-    config: Annotated[str | None, typer.Option(metavar="FILE", help="As in a run.")] = None,
-    no_config: Annotated[bool | None, typer.Option("--no-config", help="As in a run.")] = None,
-) -> None:
-    """Print every option with the value that a run would use, and its source."""
-    from deadpool_run.cli.commands.dry_run import settings_lines  # noqa: PLC0415 - a launch does not need it
-
-    values = resolved({"config": config, "no_config": no_config}, os.environ)
-    sys.stdout.write("".join(f"{line}\n" for line in settings_lines(values)))
 
 
 def env() -> None:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from deadpool_run.agent.console import tell
-from deadpool_run.cli.commands.confirm import confirmed
+from deadpool_run.cli.confirm import confirmed
 from deadpool_run.cli.options.fault_kind import KINDS, SLOW_S, fault_kind
 from deadpool_run.cli.options.resolve import duration_s
 from deadpool_run.cli.runs.find import RunDir, RunId, connect_run

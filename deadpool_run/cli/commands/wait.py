@@ -1,4 +1,4 @@
-"""`deadpool-run stop` and `deadpool-run wait`: end a live run in order, or wait for its end."""
+"""`deadpool-run wait`: waits for the end of a run."""
 
 import contextlib
 import os
@@ -10,44 +10,13 @@ from typing import Annotated
 import typer
 
 from deadpool_run.agent.console import tell
-from deadpool_run.cli.commands.confirm import confirmed
 from deadpool_run.cli.options.resolve import duration_s
-from deadpool_run.cli.runs.find import Run, RunDir, RunId, RunState, connect_run, find_run, run_at
+from deadpool_run.cli.runs.find import Run, RunDir, RunId, RunState, find_run, run_at
 from deadpool_run.errors import NoSuchRunError
-from deadpool_run.view.client import ControlRefusedError
 
 _TIMED_OUT = 124
 """The exit code of timeout(1)."""
 _UNKNOWN = 1
-
-
-def stop(
-    *,
-    run_dir: RunDir = None,
-    run_id: RunId = None,
-    save: Annotated[
-        bool, typer.Option("--save", help="Refuse if the run has no --durable, so that nothing is lost.")
-    ] = False,
-    wait_for_end: Annotated[bool, typer.Option("--wait", help="Return when the run has ended.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Don't ask, even on a terminal.")] = False,
-) -> None:
-    """Stop a live run, as SIGTERM of its launcher does: workers get SIGTERM, and --shutdown-timeout to end.
-
-    With --durable the run writes a last checkpoint, and the same command resumes from it.
-    """
-    with connect_run(run_dir, run_id, os.environ) as client:
-        run = run_at(client.run_dir)
-        if save and client.ask({"do": "status"}).get("durable") is None:
-            raise ControlRefusedError(
-                f"run {run.name} is not stopped: it has no --durable, so its progress would be lost\n"
-                "stop it without --save, or start it with --durable DIR"
-            )
-        if not yes:
-            confirmed(f"Stop run {run.name}?")
-        client.ask({"do": "stop"})
-    sys.stdout.write(f"run {run.name} is stopping\n")
-    if wait_for_end:
-        _wait(run, None)
 
 
 def wait(
@@ -59,7 +28,7 @@ def wait(
     """Wait until a run has ended, and exit with its exit code: at once, if it has ended already."""
     timeout_s = duration_s("--timeout", timeout, "does not wait") if timeout else None
     run = find_run(run_dir, run_id, os.environ)
-    if not _wait(run, timeout_s):
+    if not wait_for(run, timeout_s):
         tell(f"run {run.name} has not ended within {timeout}")
         raise typer.Exit(_TIMED_OUT)
     record = run_at(run.path).record
@@ -70,7 +39,7 @@ def wait(
     raise typer.Exit(int(record["exit_code"]))
 
 
-def _wait(run: Run, timeout_s: float | None) -> bool:
+def wait_for(run: Run, timeout_s: float | None) -> bool:
     """Wait until the run's agent has ended; return whether it has."""
     if run.state is RunState.ELSEWHERE:
         raise NoSuchRunError(

@@ -1,24 +1,19 @@
-"""`deadpool-run ls` and `deadpool-run prune`: the runs of this machine."""
+"""`deadpool-run ls`: the runs of this machine."""
 
 import contextlib
 import json
 import os
 import sys
 from collections.abc import Mapping
-from datetime import UTC, datetime, timedelta
-from pathlib import Path
+from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import typer
 
 from deadpool_run.agent.console import tell
-from deadpool_run.agent.records.old_runs import ended_runs, remove_run
-from deadpool_run.cli.commands.confirm import confirmed
-from deadpool_run.cli.options.machine import state_dir
-from deadpool_run.cli.options.resolve import duration_s
-from deadpool_run.cli.runs.find import Run, RunState, all_runs, run_at
-from deadpool_run.errors import NoSuchRunError, UsageError
-from deadpool_run.text import age, counted, printable
+from deadpool_run.cli.runs.find import Run, RunState, all_runs
+from deadpool_run.errors import NoSuchRunError
+from deadpool_run.text import age, printable
 from deadpool_run.view.client import ControlClient
 
 _COLUMNS = ("run", "state", "started", "ranks", "step", "end")
@@ -46,43 +41,6 @@ def ls(
         sys.stdout.write(f"{line.rstrip()}\n")
     if more := len(runs) - len(shown):
         tell(f"{more} older run{'s are' if more > 1 else ' is'} not shown: add --last {len(runs)}")
-
-
-def prune(
-    *,
-    keep: Annotated[int, typer.Option(metavar="N", min=0, help="Keep the newest N ended runs.")] = 0,
-    older_than: Annotated[str, typer.Option(metavar="TIME", help="Only runs that ended longer ago, such as 7d.")] = "0",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be removed.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Don't ask. Needed where there is no terminal.")] = False,
-) -> None:
-    """Remove the records and logs of runs that have ended, from the default place.
-
-    Live runs, runs in other places (--run-dir) and durable checkpoints stay.
-    """
-    age_s = duration_s("--older-than", older_than, "takes all")
-    folder, before = state_dir(os.environ), datetime.now(UTC) - timedelta(seconds=age_s)
-    found = [path for path in (ended_runs(folder) if folder.is_dir() else [])[keep:] if _ended_before(path, before)]
-    sys.stdout.writelines(f"{path}\n" for path in found)
-    runs = counted(len(found), "run")
-    if not found or dry_run:
-        tell(f"{runs} would be removed" if found else "no ended run to remove")
-        return
-    if not yes and not confirmed(f"Remove {runs}, with their logs?"):
-        raise UsageError(f"{runs} would be removed\nadd --yes to remove without a question")
-    for path in found:
-        try:
-            remove_run(path)
-        except OSError as error:
-            tell(f"{path}: {error.strerror}: other files stay in it, or you may not remove them")
-
-
-def _ended_before(path: Path, moment: datetime) -> bool:
-    """Return whether a run had ended by then. A killed run has no end, so its start counts."""
-    record = run_at(path).record
-    try:
-        return datetime.fromisoformat(str(record.get("ended") or record.get("started"))) <= moment
-    except (ValueError, TypeError):
-        return False
 
 
 def _status(run: Run) -> Mapping[str, Any]:

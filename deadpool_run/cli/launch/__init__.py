@@ -1,0 +1,1 @@
+"""Checks before a launch, and the text of `--dry-run`. Commands import it."""
