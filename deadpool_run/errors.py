@@ -43,6 +43,10 @@ class NoSuchRunError(DeadpoolError):
     exit_code = 4
 
 
+class ControlRefusedError(DeadpoolError):
+    """The live run refused a valid request."""
+
+
 class ScriptError(DeadpoolError):
     """The training script misused the library."""
 

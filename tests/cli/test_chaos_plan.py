@@ -3,10 +3,10 @@
 import pytest
 
 from deadpool_run.agent.chaos.plan import PlannedFault
+from deadpool_run.agent.chaos.victims import Victims
 from deadpool_run.cli.options.chaos_plan import Limits, read_plan
 from deadpool_run.core.injection import KillHow, Slowness
 from deadpool_run.errors import UsageError
-from deadpool_run.view.victims import Victims
 
 LIMITS = Limits(4, has_spares=True, finds_hangs=True, nodes=2)
 

@@ -64,6 +64,7 @@ def test_commands_that_do_something_import_no_torch(home):
         "prune",
         "doctor --no-swap",
         "kill-rank 0",
+        "drain 0",
         "config show",
         "env",
         "--dry-run train.py",

@@ -7,7 +7,7 @@ import urllib.request
 from kit.dashboard import check_dashboard
 from kit.trace_events import check_trace
 
-from deadpool_run.view.client import ControlRefusedError
+from deadpool_run.errors import ControlRefusedError
 
 
 def test_a_live_job_is_seen_and_a_killed_rank_is_seen_replaced(cluster):

@@ -10,7 +10,7 @@ import pytest
 from kit.processes import marked
 
 from deadpool_run.agent.processes.forkserver_main import COMMAND
-from deadpool_run.view.client import ControlClient
+from deadpool_run.cli.runs.client import ControlClient
 
 STEPS = 24
 THREE = {"hosts": 3, "spares": "0", "nproc": 1}

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 from kit.choice import often
 
-from deadpool_run.view.client import ControlRefusedError
+from deadpool_run.errors import ControlRefusedError
 
 STEPS = 30
 HELD = 10

@@ -13,7 +13,7 @@ from kit.choice import often
 from kit.cluster import SCRIPTS, Cluster
 from kit.processes import marked, wait_gone
 
-from deadpool_run.view.client import ControlClient
+from deadpool_run.cli.runs.client import ControlClient
 
 STEPS = 12
 HELD = 6

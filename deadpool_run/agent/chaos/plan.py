@@ -4,8 +4,8 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from deadpool_run.agent.chaos.victims import Victims
 from deadpool_run.core.injection import KillHow, Slowness
-from deadpool_run.view.victims import Victims
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from deadpool_run.agent.chaos.plan import ChaosPlan, Draw, PlannedFault
+from deadpool_run.agent.chaos.victims import REPAIRED_IN, Victims
 from deadpool_run.agent.console import tell
 from deadpool_run.coordinator.tasks import Tasks
 from deadpool_run.core.effects import Incident
 from deadpool_run.core.injection import KillHow, Slowness
+from deadpool_run.errors import ControlRefusedError
 from deadpool_run.text import counted
-from deadpool_run.view.client import ControlRefusedError
 from deadpool_run.view.health import Status
-from deadpool_run.view.victims import REPAIRED_IN, Victims
 
 _LOOK_S = 0.05
 """Time between two polls of the job's status while a fault waits."""

@@ -8,8 +8,9 @@ import typer
 
 from deadpool_run.agent.console import tell
 from deadpool_run.cli.confirm import confirmed
+from deadpool_run.cli.runs.client import ControlClient
 from deadpool_run.cli.runs.find import RunDir, RunId, connect_run
-from deadpool_run.view.client import ControlClient, ControlRefusedError
+from deadpool_run.errors import ControlRefusedError
 from deadpool_run.view.health import Status
 
 _LOOK_S = 1.0

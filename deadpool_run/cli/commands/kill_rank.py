@@ -9,16 +9,16 @@ from typing import Annotated, Any
 
 import typer
 
+from deadpool_run.agent.chaos.victims import ACTIVITIES, REPAIRED_IN, Victims
 from deadpool_run.agent.console import tell
 from deadpool_run.cli.confirm import confirmed
 from deadpool_run.cli.options.fault_kind import KINDS, SLOW_S, fault_kind
 from deadpool_run.cli.options.resolve import duration_s
+from deadpool_run.cli.runs.client import ControlClient
 from deadpool_run.cli.runs.find import RunDir, RunId, connect_run
 from deadpool_run.core.injection import HANGS, KillHow, Slowness
-from deadpool_run.errors import UsageError
-from deadpool_run.view.client import ControlClient, ControlRefusedError
+from deadpool_run.errors import ControlRefusedError, UsageError
 from deadpool_run.view.health import Status, ready_spares
-from deadpool_run.view.victims import ACTIVITIES, REPAIRED_IN, Victims
 
 _LOOK_S = 0.1
 

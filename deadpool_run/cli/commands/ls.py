@@ -11,10 +11,10 @@ from typing import Annotated, Any
 import typer
 
 from deadpool_run.agent.console import tell
+from deadpool_run.cli.runs.client import ControlClient
 from deadpool_run.cli.runs.find import Run, RunState, all_runs
 from deadpool_run.errors import NoSuchRunError
 from deadpool_run.text import age, printable
-from deadpool_run.view.client import ControlClient
 
 _COLUMNS = ("run", "state", "started", "ranks", "step", "end")
 _WIDTH = 100

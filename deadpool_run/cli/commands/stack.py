@@ -9,7 +9,7 @@ import typer
 from deadpool_run.agent.console import tell
 from deadpool_run.cli.runs.find import RunDir, RunId, connect_run, node_here
 from deadpool_run.cli.runs.stacks import NoStackError, stacks_of
-from deadpool_run.view.client import ControlRefusedError
+from deadpool_run.errors import ControlRefusedError
 
 
 def stack(

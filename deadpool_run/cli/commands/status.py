@@ -47,7 +47,7 @@ def status(  # noqa: PLR0913 - one parameter for each option
             raise
         raise typer.Exit(_through_slurm(job, words, run_dir)) from None
     with found as run:
-        from deadpool_run.view import watch as view  # noqa: PLC0415 - help does not need rich
+        from deadpool_run.cli.screen import watch as view  # noqa: PLC0415 - help does not need rich
 
         if terminal and not once and not as_json:
             from rich.console import Console  # noqa: PLC0415 - as above

@@ -9,7 +9,7 @@ import typer
 from deadpool_run.cli.commands.wait import wait_for
 from deadpool_run.cli.confirm import confirmed
 from deadpool_run.cli.runs.find import RunDir, RunId, connect_run, run_at
-from deadpool_run.view.client import ControlRefusedError
+from deadpool_run.errors import ControlRefusedError
 
 
 def stop(

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from deadpool_run.agent.chaos.plan import ChaosPlan, PlannedFault
+from deadpool_run.agent.chaos.victims import ACTIVITIES, Victims
 from deadpool_run.cli.options.fault_kind import SLOW_S, fault_kind
 from deadpool_run.cli.options.nearest import nearest
 from deadpool_run.cli.options.resolve import parse_duration_s
 from deadpool_run.core.injection import HANGS, KillHow, Slowness
 from deadpool_run.errors import UsageError
-from deadpool_run.view.victims import ACTIVITIES, Victims
 
 _KEYS = ("rank", "random", "node", "spare", "agent", "how", "for", "every", "at-step", "phase", "count")
 _VICTIMS = _KEYS[:4]

@@ -13,9 +13,9 @@ import typer
 from deadpool_run.agent.records.old_runs import has_ended
 from deadpool_run.agent.records.run_record import last_leaders, records_of
 from deadpool_run.cli.options.machine import state_dir
+from deadpool_run.cli.runs.client import ControlClient, connect
 from deadpool_run.errors import NoSuchRunError, UsageError
 from deadpool_run.text import age, printable
-from deadpool_run.view.client import ControlClient, connect
 
 RunDir = Annotated[
     Path | None,

@@ -1,1 +1,1 @@
-"""The live status on a terminal: keys, sorting, scrolling. Commands import it."""
+"""The status of a live run: once, at each change, or on a terminal with keys, sorting and scrolling. Commands import it."""

@@ -6,7 +6,7 @@ import threading
 from types import TracebackType
 from typing import Self
 
-from deadpool_run.view.client import ControlClient
+from deadpool_run.cli.runs.client import ControlClient
 from deadpool_run.view.health import Status
 
 _CHUNK = 4096

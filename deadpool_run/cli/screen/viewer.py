@@ -8,18 +8,18 @@ from datetime import UTC, datetime
 from rich.console import Console
 from rich.text import Text
 
+from deadpool_run.cli.runs.client import ControlClient
 from deadpool_run.cli.screen.feed import StatusFeed
 from deadpool_run.cli.screen.keys import KeyReader
 from deadpool_run.cli.screen.page import ScreenSize, screen_lines
 from deadpool_run.cli.screen.rank_log import log_lines
 from deadpool_run.cli.screen.state import Kill, Quit, ScreenState
 from deadpool_run.cli.screen.terminal import ENDING, Terminal, TerminalGoneError
+from deadpool_run.cli.screen.watch import EVERY_S
 from deadpool_run.core.injection import KillHow
 from deadpool_run.errors import DeadpoolError
-from deadpool_run.view.client import ControlClient
 from deadpool_run.view.health import EXIT_CODES, Status, health
 from deadpool_run.view.render import header
-from deadpool_run.view.watch import EVERY_S
 
 _ESCAPE_S = 0.05
 """How long the rest of a key's escape sequence may take."""

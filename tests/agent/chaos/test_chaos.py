@@ -8,9 +8,9 @@ from msgspec.structs import replace
 
 from deadpool_run.agent.chaos.plan import ChaosPlan, PlannedFault
 from deadpool_run.agent.chaos.runner import Chaos, verdict_line
+from deadpool_run.agent.chaos.victims import Victims
 from deadpool_run.core.effects import Incident, Loss
 from deadpool_run.core.injection import KillHow, Slowness
-from deadpool_run.view.victims import Victims
 
 HOWS = (KillHow.SIGKILL, KillHow.EXIT, KillHow.SIGSEGV)
 INCIDENT = Incident(1, (), 10, 1, 0.01, 0.1, 0.1, 0.2, 0.2, 0.3, 0.4)

@@ -8,8 +8,8 @@ import termios
 
 import pytest
 from cli.screen.test_screen_parts import status
+from cli.test_cli_client import serving
 from kit.terminal import Terminal, keys
-from view.test_view_client import serving
 
 from deadpool_run.cli.screen.terminal import Terminal as ScreenTerminal
 from deadpool_run.cli.screen.terminal import TerminalGoneError

@@ -3,11 +3,11 @@
 import json
 
 import pytest
-from view.test_view_client import serving, stale
+from cli.test_cli_client import serving, stale
 
+from deadpool_run.cli.runs.client import connect
 from deadpool_run.coordinator.address import POINTER_NAME
 from deadpool_run.errors import NoSuchRunError
-from deadpool_run.view.client import connect
 
 
 def test_the_agent_that_leads_a_run_is_found_from_the_runs_directory(tmp_path):

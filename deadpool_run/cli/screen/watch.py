@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from deadpool_run.view.client import ControlClient
+from deadpool_run.cli.runs.client import ControlClient
 from deadpool_run.view.health import EXIT_CODES, health
 from deadpool_run.view.render import to_json, to_plain, to_rich
 

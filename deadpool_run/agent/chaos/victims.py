@@ -5,8 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from deadpool_run.errors import UsageError
-from deadpool_run.view.client import ControlRefusedError
+from deadpool_run.errors import ControlRefusedError, UsageError
 from deadpool_run.view.health import Status, ready_spares
 
 ACTIVITIES = ("setup", "rehearsal", "step", "optimizer", "between", "drained", "restoring", "attaching")

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from deadpool_run.cli.runs.client import ControlClient, connect
 from deadpool_run.coordinator.address import control_address
 from deadpool_run.coordinator.control import ControlServer
 from deadpool_run.coordinator.requests import RequestHandler
@@ -21,9 +22,8 @@ from deadpool_run.core import coordinator
 from deadpool_run.core.events import AgentKillRequested, JobSubmitted, KillRequested, NodeJoined, Place, SlowRequested
 from deadpool_run.core.injection import KillHow
 from deadpool_run.core.settings import Settings
-from deadpool_run.errors import NoSuchRunError, UsageError
+from deadpool_run.errors import ControlRefusedError, NoSuchRunError, UsageError
 from deadpool_run.ids import NodeId, Rank, WorkerId
-from deadpool_run.view.client import ControlClient, ControlRefusedError, connect
 
 WAIT_S = 30
 ONE_OF = "name exactly one of RANK, --random, --node, --spare and --agent; it got "

@@ -8,17 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from deadpool_run.coordinator.address import POINTER_NAME, SOCKET_NAME, control_address
-from deadpool_run.errors import DeadpoolError, NoSuchRunError, ProtocolError, UsageError
+from deadpool_run.errors import ControlRefusedError, NoSuchRunError, ProtocolError, UsageError
 from deadpool_run.wire.typed import parse, read_object
 
 ANSWER_S = 5.0
 """Timeout of an answer. A live agent answers in milliseconds."""
 _MAX_CANDIDATES = 200
 _NAMES_SHOWN = 5
-
-
-class ControlRefusedError(DeadpoolError):
-    """The run refused a valid request."""
 
 
 class ControlClient(contextlib.AbstractContextManager["ControlClient"]):
