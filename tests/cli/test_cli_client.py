@@ -301,7 +301,7 @@ def test_a_job_that_is_not_protected_is_only_hurt_with_yes(live):
     live.shown = {**live.shown, "phase": "unprotected"}
     line = ("kill-rank", "1", "--run-dir", str(live.run_dir))
     refused = deadpool(*line)
-    assert (refused.returncode, "or add --yes" in refused.stderr, live.events) == (2, True, [])
+    assert (refused.returncode, "or add --yes" in refused.stderr, live.events) == (1, True, [])
     assert deadpool(*line, "--yes", "--how", "sigstop").returncode == 0
     assert live.events == [KillRequested(Rank(1), KillHow.SIGSTOP)]
 

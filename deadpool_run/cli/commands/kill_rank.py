@@ -104,11 +104,11 @@ def _kind(how: str, slow_for: str, *, spare: bool) -> KillHow | Slowness:
 
 
 def _agree(what: str, status: Status, *, spare: bool, yes: bool) -> None:
-    """Ask on a terminal. Elsewhere refuse what would end the job, unless --yes is there."""
+    """Ask on a terminal. Elsewhere refuse what would end the job, unless --yes is there. Raises `ControlRefusedError`."""
     if not spare and not ready_spares(status):
         tell("no spare is ready: the rank will be started again")
     if not yes and not confirmed(f"Kill {what}?") and not spare and status.get("phase") not in REPAIRED_IN:
-        raise UsageError(
+        raise ControlRefusedError(
             f"the job is not protected now ({status.get('phase')}): the loss would start it again, or end it\n"
             "wait until `deadpool-run status` shows it running, or add --yes"
         )
