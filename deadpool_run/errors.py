@@ -43,8 +43,8 @@ class NoSuchRunError(DeadpoolError):
     exit_code = 4
 
 
-class ControlRefusedError(DeadpoolError):
-    """The live run refused a valid request."""
+class RequestRefusedError(DeadpoolError):
+    """A valid request does not fit the run as it is. The text is the reason."""
 
 
 class ScriptError(DeadpoolError):

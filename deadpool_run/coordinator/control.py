@@ -35,8 +35,8 @@ from pathlib import Path
 from typing import Any
 
 from deadpool_run.coordinator.address import SOCKET_NAME, control_address
-from deadpool_run.coordinator.requests import RequestRefusedError, is_error
-from deadpool_run.errors import ProtocolError
+from deadpool_run.coordinator.requests import is_error
+from deadpool_run.errors import ProtocolError, RequestRefusedError
 from deadpool_run.wire.typed import Decoder, to_json
 
 Answers = Callable[[Mapping[str, Any]], Awaitable[bytes]]

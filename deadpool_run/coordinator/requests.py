@@ -20,6 +20,7 @@ from deadpool_run.core.events import (
 from deadpool_run.core.injection import SLOWNESS_LIMITS, KillHow, Slowness, is_possible
 from deadpool_run.core.recovery import relocation
 from deadpool_run.core.state import State
+from deadpool_run.errors import RequestRefusedError
 from deadpool_run.ids import NodeId, Rank, WorkerId
 from deadpool_run.wire.typed import to_json
 
@@ -39,10 +40,6 @@ class StatusSource(Protocol):
 
     def submit(self, event: Event) -> None:
         """Submit a user's request as an event."""
-
-
-class RequestRefusedError(Exception):
-    """The request cannot be carried out. The text is the reason."""
 
 
 def is_error(answer: bytes) -> bool:

@@ -22,7 +22,7 @@ from deadpool_run.core import coordinator
 from deadpool_run.core.events import AgentKillRequested, JobSubmitted, KillRequested, NodeJoined, Place, SlowRequested
 from deadpool_run.core.injection import KillHow
 from deadpool_run.core.settings import Settings
-from deadpool_run.errors import ControlRefusedError, NoSuchRunError, UsageError
+from deadpool_run.errors import NoSuchRunError, RequestRefusedError, UsageError
 from deadpool_run.ids import NodeId, Rank, WorkerId
 
 WAIT_S = 30
@@ -114,7 +114,7 @@ def test_a_run_answers(live):
         assert run.ask({"do": "status"}) == live.shown
         done = run.ask({"do": "kill-rank", "rank": 1, "how": "sigterm"})
         assert (done["worker"], done["pid"], done["how"]) == (1, 11, "sigterm")
-        with pytest.raises(ControlRefusedError, match="no worker holds rank 0"):
+        with pytest.raises(RequestRefusedError, match="no worker holds rank 0"):
             run.ask({"do": "kill-rank", "rank": 0})
         assert run.ask({"do": "status"}) == live.shown, "a refusal must not end the conversation"
     assert live.events == [KillRequested(Rank(1), KillHow.SIGTERM)]
@@ -261,7 +261,7 @@ def test_a_rank_is_slowed(live):
     slowed = deadpool("kill-rank", "1", "--how", "slow:2.5", "--for", "30s", *where)
     assert slowed.stdout == "rank 1: worker 1 (pid 11) is slowed 2.5 times for 30 s\n", slowed.stderr
     assert live.events == [SlowRequested(Rank(1), 2.5, 30.0)]
-    with ControlClient(live.run_dir) as run, pytest.raises(ControlRefusedError, match="the factor must be above 1"):
+    with ControlClient(live.run_dir) as run, pytest.raises(RequestRefusedError, match="the factor must be above 1"):
         run.ask({"do": "slow-rank", "rank": 1, "factor": 1, "for_s": 30})
 
 

@@ -7,7 +7,7 @@ import urllib.request
 from kit.dashboard import check_dashboard
 from kit.trace_events import check_trace
 
-from deadpool_run.errors import ControlRefusedError
+from deadpool_run.errors import RequestRefusedError
 
 
 def test_a_live_job_is_seen_and_a_killed_rank_is_seen_replaced(cluster):
@@ -22,11 +22,11 @@ def test_a_live_job_is_seen_and_a_killed_rank_is_seen_replaced(cluster):
     assert [line.split()[2] for line in stacks.stdout.splitlines() if line.startswith("--- rank ")] == ["0", "1"]
     assert stacks.stdout.count("/train.py") >= 2, stacks.stderr
     absent = job.command_line("stack", "7")
-    assert (absent.returncode, absent.stdout) == (ControlRefusedError.exit_code, "")
+    assert (absent.returncode, absent.stdout) == (RequestRefusedError.exit_code, "")
     assert "there is no rank 7\n  ranks are 0 to 1\n" in absent.stderr
 
     unsaved = job.command_line("stop", "--save")
-    assert (unsaved.returncode, unsaved.stdout) == (ControlRefusedError.exit_code, "")
+    assert (unsaved.returncode, unsaved.stdout) == (RequestRefusedError.exit_code, "")
     assert "has no --durable, so its progress would be lost\n  stop it without --save, or" in unsaved.stderr
 
     victim = before["ranks"][1]

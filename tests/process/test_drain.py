@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 from kit.choice import often
 
-from deadpool_run.errors import ControlRefusedError
+from deadpool_run.errors import RequestRefusedError
 
 STEPS = 30
 HELD = 10
@@ -32,7 +32,7 @@ def test_a_drained_rank_moves_at_a_step_s_end(cluster, reference, layout):
         refused = job.command_line("drain", wrong)
         assert f"{wrong} is not drained: {why}" in refused.stderr
         assert refused.stderr.endswith("\n  `deadpool-run status` shows ranks, nodes and spares\n")
-        assert refused.returncode == ControlRefusedError.exit_code
+        assert refused.returncode == RequestRefusedError.exit_code
     words = ("drain", "1", "--run-dir", str(job.run_dir))
     with subprocess.Popen([sys.executable, "-m", "deadpool_run", *words], stdout=subprocess.PIPE, text=True) as drain:
         at = job.wait_status(lambda status: (status["draining"] or {}).get("at"), "version to stop at")

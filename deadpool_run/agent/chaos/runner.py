@@ -12,7 +12,7 @@ from deadpool_run.agent.console import tell
 from deadpool_run.coordinator.tasks import Tasks
 from deadpool_run.core.effects import Incident
 from deadpool_run.core.injection import KillHow, Slowness
-from deadpool_run.errors import ControlRefusedError
+from deadpool_run.errors import RequestRefusedError
 from deadpool_run.text import counted
 from deadpool_run.view.health import Status
 
@@ -85,7 +85,7 @@ class Chaos:
             status = {**status, "ranks": ranks}
         try:
             chosen = victims.chosen(status, draw.victim)
-        except ControlRefusedError:
+        except RequestRefusedError:
             return False  # no spare is ready, or the rank's place is empty
         done = [self._kill(each, draw.how, status, victims) for each in chosen]
         return any(done)

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from deadpool_run.errors import ControlRefusedError, UsageError
+from deadpool_run.errors import RequestRefusedError, UsageError
 from deadpool_run.view.health import Status, ready_spares
 
 ACTIVITIES = ("setup", "rehearsal", "step", "optimizer", "between", "drained", "restoring", "attaching")
@@ -55,28 +55,28 @@ class Victims:
         return "a spare" if self.spare else "a random rank"
 
     def chosen(self, status: Status, draw: random.Random) -> list[Mapping[str, Any]]:
-        """Return the ranks, the spare or the node that fail now. Raises `ControlRefusedError`."""
+        """Return the ranks, the spare or the node that fail now. Raises `RequestRefusedError`."""
         ranks = status.get("ranks", [])
         if self.agent:
             return [self._node(status, draw)]
         if self.spare:
             spares = ready_spares(status)
             if not spares:
-                raise ControlRefusedError("no spare is ready now")
+                raise RequestRefusedError("no spare is ready now")
             return [draw.choice(spares)]
         if self.rank is not None and self.rank >= len(ranks):
-            raise ControlRefusedError(f"there is no rank {self.rank}: ranks are 0 to {len(ranks) - 1}")
+            raise RequestRefusedError(f"there is no rank {self.rank}: ranks are 0 to {len(ranks) - 1}")
         if self.rank is not None:
             return [ranks[self.rank]]
         alive = [rank for rank in ranks if rank.get("pid") is not None]
         if self.node is not None:
             self._check_known(status)
         if not alive:
-            raise ControlRefusedError("no rank has a process now\ntry again after the repair")
+            raise RequestRefusedError("no rank has a process now\ntry again after the repair")
         found = [draw.choice(alive)] if self.drawn else [rank for rank in alive if rank.get("node") == self.node]
         if not found:
             names = sorted({str(rank.get("node")) for rank in alive})
-            raise ControlRefusedError(
+            raise RequestRefusedError(
                 f"no rank of node {self.node} has a process now: nodes with ranks are {', '.join(names)}\n"
                 "name one of them, or try again after a repair"
             )
@@ -87,7 +87,7 @@ class Victims:
         entries = (*status.get("nodes", ()), *status.get("ranks", ()))
         names = sorted({str(each["node"]) for each in entries if each.get("node")})
         if self.node not in names:
-            raise ControlRefusedError(f"there is no node {self.node}: nodes are {', '.join(names)}")
+            raise RequestRefusedError(f"there is no node {self.node}: nodes are {', '.join(names)}")
 
     def _node(self, status: Status, draw: random.Random) -> Mapping[str, Any]:
         """Return the node whose agent fails: the named one, or a random one that does not lead."""
@@ -98,7 +98,7 @@ class Victims:
             found = [each for each in nodes if each["node"] != leader]
         if not found:
             what = "no node but the leader's" if self.node is None else f"no node {self.node}"
-            raise ControlRefusedError(f"there is {what}: nodes are {', '.join(each['node'] for each in nodes)}")
+            raise RequestRefusedError(f"there is {what}: nodes are {', '.join(each['node'] for each in nodes)}")
         return draw.choice(found)
 
     def reached(self, status: Status, step: int) -> bool:

@@ -10,7 +10,7 @@ from deadpool_run.agent.console import tell
 from deadpool_run.cli.confirm import confirmed
 from deadpool_run.cli.runs.client import ControlClient
 from deadpool_run.cli.runs.find import RunDir, RunId, connect_run
-from deadpool_run.errors import ControlRefusedError
+from deadpool_run.errors import RequestRefusedError
 from deadpool_run.view.health import Status
 
 _LOOK_S = 1.0
@@ -33,8 +33,8 @@ def drain(
             confirmed(f"Drain {what} of {client.run_dir.name}?")
         try:
             asked = client.ask({"do": "drain", **({"rank": int(target)} if is_rank else {"node": target})})
-        except ControlRefusedError as refusal:
-            raise ControlRefusedError(
+        except RequestRefusedError as refusal:
+            raise RequestRefusedError(
                 f"{what} is not drained: {refusal}\n`deadpool-run status` shows ranks, nodes and spares"
             ) from refusal
         before = {rank["rank"]: rank["worker"] for rank in status["ranks"] if rank["rank"] in asked["ranks"]}

@@ -17,7 +17,7 @@ from deadpool_run.cli.options.resolve import duration_s
 from deadpool_run.cli.runs.client import ControlClient
 from deadpool_run.cli.runs.find import RunDir, RunId, connect_run
 from deadpool_run.core.injection import HANGS, KillHow, Slowness
-from deadpool_run.errors import ControlRefusedError, UsageError
+from deadpool_run.errors import RequestRefusedError, UsageError
 from deadpool_run.view.health import Status, ready_spares
 
 _LOOK_S = 0.1
@@ -104,23 +104,23 @@ def _kind(how: str, slow_for: str, *, spare: bool) -> KillHow | Slowness:
 
 
 def _agree(what: str, status: Status, *, spare: bool, yes: bool) -> None:
-    """Ask on a terminal. Elsewhere refuse what would end the job, unless --yes is there. Raises `ControlRefusedError`."""
+    """Ask on a terminal. Elsewhere refuse what would end the job, unless --yes is there. Raises `RequestRefusedError`."""
     if not spare and not ready_spares(status):
         tell("no spare is ready: the rank will be started again")
     if not yes and not confirmed(f"Kill {what}?") and not spare and status.get("phase") not in REPAIRED_IN:
-        raise ControlRefusedError(
+        raise RequestRefusedError(
             f"the job is not protected now ({status.get('phase')}): the loss would start it again, or end it\n"
             "wait until `deadpool-run status` shows it running, or add --yes"
         )
 
 
 def _awaited(run: ControlClient, target: Victims, at_step: int | None, phase: str) -> Status:
-    """Return the first status in which the step is reached and the rank is seen in the phase. Raises `ControlRefusedError`."""
+    """Return the first status in which the step is reached and the rank is seen in the phase. Raises `RequestRefusedError`."""
     with ControlClient(run.run_dir) as viewer:
         for status in viewer.watch(_LOOK_S):
             if target.reached(status, at_step or 0) and target.seen_in(status, phase):
                 return status
-    raise ControlRefusedError("the run ended before the step or phase was reached")
+    raise RequestRefusedError("the run ended before the step or phase was reached")
 
 
 def _kill(run: ControlClient, chosen: Sequence[Mapping[str, Any]], how: KillHow | Slowness, *, spare: bool) -> None:

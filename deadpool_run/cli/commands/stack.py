@@ -9,7 +9,7 @@ import typer
 from deadpool_run.agent.console import tell
 from deadpool_run.cli.runs.find import RunDir, RunId, connect_run, node_here
 from deadpool_run.cli.runs.stacks import NoStackError, stacks_of
-from deadpool_run.errors import ControlRefusedError
+from deadpool_run.errors import RequestRefusedError
 
 
 def stack(
@@ -31,9 +31,9 @@ def stack(
     ranks = status.get("ranks", [])
     if rank is not None:
         if rank >= len(ranks):
-            raise ControlRefusedError(f"there is no rank {rank}\nranks are 0 to {len(ranks) - 1}")
+            raise RequestRefusedError(f"there is no rank {rank}\nranks are 0 to {len(ranks) - 1}")
         if here is not None and ranks[rank]["node"] != here:
-            raise ControlRefusedError(
+            raise RequestRefusedError(
                 f"rank {rank} is on node {ranks[rank]['node']}, not on {here}\nrun this command there"
             )
     chosen = [each for each in ranks if each["rank"] == rank or (rank is None and here in (None, each["node"]))]

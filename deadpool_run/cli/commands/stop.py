@@ -9,7 +9,7 @@ import typer
 from deadpool_run.cli.commands.wait import wait_for
 from deadpool_run.cli.confirm import confirmed
 from deadpool_run.cli.runs.find import RunDir, RunId, connect_run, run_at
-from deadpool_run.errors import ControlRefusedError
+from deadpool_run.errors import RequestRefusedError
 
 
 def stop(
@@ -29,7 +29,7 @@ def stop(
     with connect_run(run_dir, run_id, os.environ) as client:
         run = run_at(client.run_dir)
         if save and client.ask({"do": "status"}).get("durable") is None:
-            raise ControlRefusedError(
+            raise RequestRefusedError(
                 f"run {run.name} is not stopped: it has no --durable, so its progress would be lost\n"
                 "stop it without --save, or start it with --durable DIR"
             )

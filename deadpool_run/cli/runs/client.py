@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from deadpool_run.coordinator.address import POINTER_NAME, SOCKET_NAME, control_address
-from deadpool_run.errors import ControlRefusedError, NoSuchRunError, ProtocolError, UsageError
+from deadpool_run.errors import NoSuchRunError, ProtocolError, RequestRefusedError, UsageError
 from deadpool_run.wire.typed import parse, read_object
 
 ANSWER_S = 5.0
@@ -47,7 +47,7 @@ class ControlClient(contextlib.AbstractContextManager["ControlClient"]):
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the answer to one request. Raises `ControlRefusedError`, `ProtocolError`."""
+        """Return the answer to one request. Raises `RequestRefusedError`, `ProtocolError`."""
         self._send(request)
         return self._receive()
 
@@ -81,7 +81,7 @@ class ControlClient(contextlib.AbstractContextManager["ControlClient"]):
         if not isinstance(answer, dict):
             raise ProtocolError(f"{self.run_dir}: bad answer {line[:80]!r}")
         if "error" in answer:
-            raise ControlRefusedError(str(answer["error"]))
+            raise RequestRefusedError(str(answer["error"]))
         return answer
 
 
