@@ -21,7 +21,7 @@ from deadpool_run.core.injection import SLOWNESS_LIMITS, KillHow, Slowness, is_p
 from deadpool_run.core.recovery import relocation
 from deadpool_run.core.state import State
 from deadpool_run.errors import RequestRefusedError
-from deadpool_run.ids import NodeId, Rank, WorkerId
+from deadpool_run.ids import NodeId, Rank, WorkerId, node_called
 from deadpool_run.wire.typed import to_json
 
 
@@ -120,16 +120,13 @@ class RequestHandler:
 
     def _node(self, name: Any) -> NodeId:
         """Return the node of this name; the only one if the name is None."""
-        nodes = self.source.state.nodes.values()
-        found = [node.node for node in nodes if name in (None, node.node, node.place.name)]
-        if len(found) != 1 and name is None:
-            raise RequestRefusedError(f"name the node: nodes are {', '.join(sorted(found))}")
-        if len(found) != 1:
-            names = ", ".join(sorted(found or (node.place.name for node in nodes)))
-            raise RequestRefusedError(
-                f"several nodes are called {name}: {names}" if found else f"there is no node {name}: nodes are {names}"
-            )
-        return found[0]
+        names = {node.node: node.place.name for node in self.source.state.nodes.values()}
+        if name is None and len(names) > 1:
+            raise RequestRefusedError(f"name the node: nodes are {', '.join(sorted(names))}")
+        try:
+            return next(iter(names)) if name is None else node_called(str(name), names)
+        except LookupError as error:
+            raise RequestRefusedError(str(error)) from None
 
     def _drain(self, rank: Rank | None, node: NodeId | None) -> Mapping[str, Any]:
         state = self.source.state

@@ -219,6 +219,7 @@ def test_a_random_rank_a_node_or_a_spare_is_killed(live):
     where = ("--run-dir", str(live.run_dir))
     ranks = [{**rank, "node": f"n{rank['rank']}", "step": 3, "activity": "step"} for rank in live.shown["ranks"]]
     live.shown = {**live.shown, "ranks": [{**ranks[0], "pid": None}, ranks[1]]}
+    live.shown["nodes"] = [{"node": "n0"}, {"node": "n1"}]
     assert "rank 1: worker 1 " in deadpool("kill-rank", "--random", "--seed", "5", *where).stdout
     assert (
         "rank 1: worker 1 " in deadpool("kill-rank", "--node", "n1", "--count", "2", "--every", "10ms", *where).stdout
@@ -246,6 +247,16 @@ def test_without_a_process_there_is_nothing_to_kill(live, victim):
     assert "no rank has a process now\n  try again after the repair\n" in done.stderr
 
 
+@pytest.mark.parametrize("called", ["n1~2", "n1.site.org", "n1"])
+def test_the_ranks_of_a_node_are_killed_by_its_name(live, called):
+    live.shown["nodes"] = [{"node": f"n{at}", "name": f"n{at}.site.org"} for at in (0, 2)]
+    live.shown["nodes"].append({"node": "n1~2", "name": "n1.site.org"})
+    ranks = zip(live.shown["ranks"], ("n0", "n1~2"), strict=True)
+    live.shown = {**live.shown, "ranks": [{**rank, "node": node} for rank, node in ranks]}
+    done = deadpool("kill-rank", "--node", called, "--run-dir", str(live.run_dir))
+    assert done.stdout == "rank 1: worker 1 (pid 11) was sent SIGKILL\n", done.stderr
+
+
 def over_nodes(*names):
     settings = Settings(world_size=2, nodes=len(names))
     state = coordinator.new_state(settings)
@@ -269,7 +280,7 @@ def test_the_agent_of_a_node_is_killed(live):
     line = ("kill-rank", "--agent", "--run-dir", str(live.run_dir))
     live.state = over_nodes("a", "b")
     assert "name the node: nodes are a, b" in deadpool(*line).stderr
-    assert "there is no node c: nodes are a.example, b.example" in deadpool(*line, "--node", "c").stderr
+    assert "there is no node c: nodes are a, b" in deadpool(*line, "--node", "c").stderr
     assert live.events == []
     killed = deadpool(*line, "--node", "b.example")
     assert killed.stdout == "node b without ranks: its agent was sent SIGKILL\n", killed.stderr

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from deadpool_run.errors import RequestRefusedError, UsageError
+from deadpool_run.ids import NodeId, node_called
 from deadpool_run.view.health import Status, ready_spares
 
 ACTIVITIES = ("setup", "rehearsal", "step", "optimizer", "between", "drained", "restoring", "attaching")
@@ -69,36 +70,28 @@ class Victims:
         if self.rank is not None:
             return [ranks[self.rank]]
         alive = [rank for rank in ranks if rank.get("pid") is not None]
-        if self.node is not None:
-            self._check_known(status)
+        node = None if self.node is None else _called(self.node, status)
         if not alive:
             raise RequestRefusedError("no rank has a process now\ntry again after the repair")
-        found = [draw.choice(alive)] if self.drawn else [rank for rank in alive if rank.get("node") == self.node]
+        found = [draw.choice(alive)] if self.drawn else [rank for rank in alive if rank.get("node") == node]
         if not found:
             names = sorted({str(rank.get("node")) for rank in alive})
             raise RequestRefusedError(
-                f"no rank of node {self.node} has a process now: nodes with ranks are {', '.join(names)}\n"
+                f"no rank of node {node} has a process now: nodes with ranks are {', '.join(names)}\n"
                 "name one of them, or try again after a repair"
             )
         return found
-
-    def _check_known(self, status: Status) -> None:
-        """Refuse a node that the job does not have."""
-        entries = (*status.get("nodes", ()), *status.get("ranks", ()))
-        names = sorted({str(each["node"]) for each in entries if each.get("node")})
-        if self.node not in names:
-            raise RequestRefusedError(f"there is no node {self.node}: nodes are {', '.join(names)}")
 
     def _node(self, status: Status, draw: random.Random) -> Mapping[str, Any]:
         """Return the node whose agent fails: the named one, or a random one that does not lead."""
         leader = (status.get("coordinator") or {}).get("node")
         nodes = status.get("nodes", [])
-        found = [each for each in nodes if self.node in (each["node"], each.get("name"))]
-        if self.node is None:
-            found = [each for each in nodes if each["node"] != leader]
+        if self.node is not None:
+            named = _called(self.node, status)
+            return next(each for each in nodes if each["node"] == named)
+        found = [each for each in nodes if each["node"] != leader]
         if not found:
-            what = "no node but the leader's" if self.node is None else f"no node {self.node}"
-            raise RequestRefusedError(f"there is {what}: nodes are {', '.join(each['node'] for each in nodes)}")
+            raise RequestRefusedError(f"there is no node but the leader's: {', '.join(each['node'] for each in nodes)}")
         return draw.choice(found)
 
     def reached(self, status: Status, step: int) -> bool:
@@ -112,3 +105,12 @@ class Victims:
     def _concerned(self, status: Status) -> list[Mapping[str, Any]]:
         ranks: list[Mapping[str, Any]] = list(status.get("ranks", []))
         return ranks if self.rank is None else ranks[self.rank : self.rank + 1]
+
+
+def _called(name: str, status: Status) -> NodeId:
+    """Return the job's node of this name."""
+    names = {NodeId(node["node"]): str(node.get("name")) for node in status.get("nodes", ())}
+    try:
+        return node_called(name, names)
+    except LookupError as error:
+        raise RequestRefusedError(str(error)) from None

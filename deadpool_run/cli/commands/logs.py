@@ -10,9 +10,10 @@ from typing import Annotated
 import typer
 
 from deadpool_run.agent.console import tell
-from deadpool_run.cli.runs.find import RunDir, RunId, find_run
+from deadpool_run.cli.runs.find import Run, RunDir, RunId, find_run
 from deadpool_run.cli.runs.follow import Follow, follow
-from deadpool_run.errors import NoSuchRunError
+from deadpool_run.errors import NoSuchRunError, RequestRefusedError
+from deadpool_run.view.health import ranks_per_node
 
 _LOG = re.compile(r"attempt_([0-9]+)/([0-9]+)/(stdout|stderr)\.log")
 _STREAMS = {"out": ("stdout",), "err": ("stderr",), "both": ("stdout", "stderr")}
@@ -48,6 +49,11 @@ def logs(
             "run this on the machine of the rank, or start the run with --tee 3"
         )
 
+    if rank is not None and rank not in (known := _local_ranks(run, root)):
+        raise RequestRefusedError(
+            f"run {run.name} has no local rank {rank} on this machine\nits local ranks are {', '.join(map(str, known))}"
+        )
+
     def find() -> list[Path]:
         return [path for _, path in sorted(_log_files(root, rank, _STREAMS[stream]))]
 
@@ -60,6 +66,12 @@ def logs(
         sys.stdout.write(f"{prefix}{line}\n")
         if following:
             sys.stdout.flush()
+
+
+def _local_ranks(run: Run, root: Path) -> list[int]:
+    """Return the local ranks that began here, and those that came later and have files."""
+    began = range(ranks_per_node({"run": run.record}))
+    return sorted({*began, *(local_rank for (_, local_rank, _), _ in _log_files(root, None, _STREAMS["both"]))})
 
 
 def _log_files(root: Path, rank: int | None, streams: tuple[str, ...]) -> Iterator[tuple[tuple[int, int, str], Path]]:
