@@ -35,6 +35,7 @@ from deadpool_run.agent.records.logs import Logs
 from deadpool_run.agent.records.run_record import make_run_dir
 from deadpool_run.agent.spec import Cluster, LaunchSpec
 from deadpool_run.coordinator.control import ControlServer
+from deadpool_run.coordinator.requests import with_node_here
 from deadpool_run.core.events import Event, JobSubmitted, Place, StopRequested
 from deadpool_run.errors import DeadpoolError, MachineError
 from deadpool_run.ids import ONLY_NODE, NodeId, first_id
@@ -164,7 +165,7 @@ class _Agent:
     async def _answer(self, request: Mapping[str, Any]) -> bytes:
         """Answer a viewer."""
         assert self._leader is not None
-        return await self._leader.request_handler.encoded(request)
+        return await self._leader.request_handler.encoded(with_node_here(request, ONLY_NODE))
 
     # --- several machines -------------------------------------------------------------------------------------------
 

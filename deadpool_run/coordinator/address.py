@@ -5,6 +5,8 @@ directory: `/proc/self/fd/N/control.sock`.
 """
 
 import os
+import socket
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +19,7 @@ POINTER_NAME = "leader.json"
 JOURNAL_NAME, JOURNALS = "journal.jsonl", "journal*.jsonl"
 """The journal of decisions, and the pattern of all journals of a run."""
 _MAX_PATH_BYTES = 107
+_PEER = struct.Struct("iII")  # struct ucred of unix(7): pid, uid, gid
 
 
 @contextmanager
@@ -31,3 +34,9 @@ def control_address(run_dir: Path) -> Iterator[str]:
         yield f"/proc/self/fd/{handle}/{SOCKET_NAME}"
     finally:
         os.close(handle)
+
+
+def peer_of(connected: socket.socket) -> tuple[int, int]:
+    """Return the pid and the user of the process at the other end of a UNIX socket."""
+    pid, uid, _ = _PEER.unpack(connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
+    return pid, uid

@@ -16,6 +16,7 @@ refused. Each request and each answer is a JSON object on one line. A connection
                                                          without `node`: that of the only one. Then `force` must be true
     {"do": "drain", "rank": 1}                        -> {"ok": true, "ranks": [1], "node": null}: the rank moves to a spare
     {"do": "drain", "node": "gpu07"}                  -> {"ok": true, "ranks": [2, 3], "node": "gpu07"}: every rank of the node does
+    {"do": "drain", "here": true}                     -> the same for the node of the agent that is asked
     {"do": "stop"}                                    -> {"ok": true}: the job ends as if SIGTERM had come
 
 The values of a request are text and numbers. The answer to a request that cannot be carried out is {"error": "<what is wrong>"}, and
@@ -29,12 +30,11 @@ import asyncio
 import logging
 import os
 import socket
-import struct
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from deadpool_run.coordinator.address import SOCKET_NAME, control_address
+from deadpool_run.coordinator.address import SOCKET_NAME, control_address, peer_of
 from deadpool_run.coordinator.requests import is_error
 from deadpool_run.errors import ProtocolError, RequestRefusedError
 from deadpool_run.wire.typed import Decoder, to_json
@@ -50,7 +50,6 @@ _LOG = logging.getLogger("deadpool_run")
 _REQUESTS: Decoder[dict[str, str | int | float | bool | None]] = Decoder(
     dict[str, str | int | float | bool | None], "a request: a JSON object of text and numbers on one line"
 )
-_PEER = struct.Struct("iII")  # struct ucred of unix(7): pid, uid, gid
 
 
 class ControlServer:
@@ -148,6 +147,5 @@ async def _send(writer: asyncio.StreamWriter, answer: bytes) -> None:
 
 
 def _peer_uid(writer: asyncio.StreamWriter) -> int:
-    sock = writer.get_extra_info("socket")
-    _, uid, _ = _PEER.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
-    return int(uid)
+    _, uid = peer_of(writer.get_extra_info("socket"))
+    return uid

@@ -47,6 +47,11 @@ def is_error(answer: bytes) -> bool:
     return answer.startswith(b'{"error":')
 
 
+def with_node_here(request: Mapping[str, Any], here: NodeId) -> Mapping[str, Any]:
+    """Return the request as the leader needs it: `here` means the node of the agent that was asked."""
+    return {**request, "node": here} if request.get("here") else request
+
+
 class RequestHandler:
     """Answers requests next to the coordinator."""
 

@@ -351,6 +351,13 @@ def test_kill_rank_says_why_not(live):
     assert live.events == []
 
 
+@pytest.mark.parametrize("words", [(), ("1", "--here")])
+def test_a_drain_names_one_target(live, words):
+    done = deadpool("drain", *words, "--run-dir", str(live.run_dir))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "name exactly one of NODE, RANK and --here\n  for example `deadpool-run drain 1`" in done.stderr
+
+
 class Terminal:
     """A command on its own terminal."""
 

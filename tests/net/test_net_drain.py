@@ -15,19 +15,34 @@ COMPARED = 40
 STEP = ("--least-ms", "50")
 
 
-def drained(fleet, host, *options):
-    """Start a job that does not end by itself, and drain a host with ranks; return the job and these ranks."""
+def command(*words):
+    return [sys.executable, "-m", "deadpool_run", "drain", *words]
+
+
+def started(fleet, *options):
+    """Start a job that does not end by itself; return it, and a host with ranks other than the first."""
     job = fleet("--layout", "ddp", "--steps", "100000", "--hold", str(HELD), *STEP, options=options)
     job.wait_until(lambda: job.account.of("held"), "rank 0 within a step")
     job.wait_whole(4, 2)
-    host = next(other for other in (2, 1, 3) if ranks_on(job, other)) if host is None else host
+    return job, next(other for other in (2, 1, 3) if ranks_on(job, other))
+
+
+def drained(fleet, host, *options):
+    """Start a job, and drain a host with ranks; return the job and these ranks."""
+    job, other = started(fleet, *options)
+    host = other if host is None else host
     ranks = ranks_on(job, host)
-    words = ("drain", f"h{host}", "--no-wait", "--run-dir", str(job.run_dir))
-    asked = subprocess.run([sys.executable, "-m", "deadpool_run", *words], capture_output=True, text=True, check=False)
+    asked = subprocess.run(
+        command(f"h{host}", "--no-wait", "--run-dir", str(job.run_dir)), capture_output=True, text=True, check=False
+    )
     assert asked.returncode == 0, asked.stderr
+    release(job)
+    return job, host, ranks
+
+
+def release(job):
     job.look_until(lambda: ((job.status() or {}).get("draining") or {}).get("at"), "version to stop at")
     job.release()
-    return job, host, ranks
 
 
 def ranks_on(job, host):
@@ -71,3 +86,16 @@ def test_a_drained_host_that_leads_leaves_the_lead_too(fleet, reference):
     job.look_until(lambda: any("this node leads the job now" in job.agents[o].output for o in others), "another leader")
     job.agents[1].process.send_signal(signal.SIGTERM)
     job.wait_exit(others)
+
+
+def test_a_host_drains_itself(fleet):
+    job, host = started(fleet)
+    words = ("--here", "--run-dir", str(job.run_dir / f"node-h{host}"))
+    with subprocess.Popen(command(*words), stdout=subprocess.PIPE, text=True) as drain:
+        release(job)
+        assert drain.communicate()[0] == f"node h{host} is drained: its agent has ended\n"
+    assert drain.returncode == 0
+    assert job.agents[host].process.poll() == 0, "a preStop hook that ends earlier is followed by SIGTERM"
+    assert DRAINED in job.agents[host].output
+    job.agents[0].process.send_signal(signal.SIGTERM)
+    job.wait_exit([other for other in range(4) if other != host])

@@ -6,7 +6,9 @@ from typing import Any
 import pytest
 import yaml
 from launches import RECIPES
+from typer.main import get_command
 
+from deadpool_run.cli.app import app
 from deadpool_run.cli.options.table import OPTIONS
 
 FOLDER = RECIPES / "kubernetes"
@@ -30,7 +32,14 @@ POD = {
     "restartPolicy": {"Never", "OnFailure"},
     "terminationGracePeriodSeconds": int,
     "containers": [
-        {"name": NAME, "image": str, "command": [str], "env": [ENV], "resources": {"limits": {"nvidia.com/gpu": int}}}
+        {
+            "name": NAME,
+            "image": str,
+            "command": [str],
+            "lifecycle?": {"preStop?": {"exec": {"command": [str]}}},
+            "env": [ENV],
+            "resources": {"limits": {"nvidia.com/gpu": int}},
+        }
     ],
 }
 RULE = {
@@ -135,6 +144,17 @@ def test_the_pods_and_the_options_agree(name):
     assert [rule["onExitCodes"]["containerName"] for rule in rules if "onExitCodes" in rule] == [
         container(name)["name"]
     ]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_pod_is_drained_before_sigterm(name):
+    program, command, *words = container(name)["lifecycle"]["preStop"]["exec"]["command"]
+    assert (program, container(name)["command"][0]) == ("deadpool-run", "deadpool-run"), (
+        "the agent is the first process"
+    )
+    taken = {word for each in get_command(app).commands[command].params for word in each.opts}
+    assert command == "drain"
+    assert {*words} <= taken
 
 
 def test_pods_are_met_by_the_names_they_have_the_first_one_first():

@@ -27,6 +27,7 @@ from deadpool_run.coordinator.control import ControlServer
 from deadpool_run.coordinator.link import PeerLink
 from deadpool_run.coordinator.link_session import LinkSession
 from deadpool_run.coordinator.log_follower import LogFollower
+from deadpool_run.coordinator.requests import with_node_here
 from deadpool_run.coordinator.shared_status import NO_LEADER
 from deadpool_run.coordinator.tasks import Tasks
 from deadpool_run.core.events import CoordinatorMoved, Event, JobSubmitted, Place
@@ -147,6 +148,7 @@ class Participation:
 
     async def _answer(self, request: Mapping[str, Any]) -> bytes:
         """Answer a viewer of this node, as the leader would."""
+        request = with_node_here(request, self._here.node)
         if self.leader is not None and self.leadership.has_authority():
             return await self.leader.request_handler.encoded(request)
         if self._follower is not None:

@@ -2,12 +2,13 @@
 
 import contextlib
 import json
+import os
 import socket
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from deadpool_run.coordinator.address import POINTER_NAME, SOCKET_NAME, control_address
+from deadpool_run.coordinator.address import POINTER_NAME, SOCKET_NAME, control_address, peer_of
 from deadpool_run.errors import NoSuchRunError, ProtocolError, RequestRefusedError, UsageError
 from deadpool_run.wire.typed import parse, read_object
 
@@ -45,6 +46,11 @@ class ControlClient(contextlib.AbstractContextManager["ControlClient"]):
         """End the conversation, also one that another thread waits in."""
         with contextlib.suppress(OSError):  # the run has ended
             self._socket.shutdown(socket.SHUT_RDWR)
+
+    def agent(self) -> int:
+        """Return a pidfd of the agent, which the caller closes."""
+        pid, _ = peer_of(self._socket)
+        return os.pidfd_open(pid)
 
     def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Return the answer to one request. Raises `RequestRefusedError`, `ProtocolError`."""
