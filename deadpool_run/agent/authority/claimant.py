@@ -22,10 +22,10 @@ class Claimant:
     consequence: str
     _told: str = ""
 
-    async def claim(self, term: int, *, trial: bool = False) -> bool | None:
+    async def claim(self, term: int, *, pre_vote: bool = False) -> bool | None:
         """Claim a term, or find out whether it would be granted; return None if the authority cannot be asked."""
         claim = LeaderClaim(term, self.here.node, self.here.address, self.here.port, self.authority.run_id)
-        ask = self.authority.would_grant if trial else self.authority.claim
+        ask = self.authority.would_grant if pre_vote else self.authority.claim
         try:
             return await asyncio.to_thread(ask, claim)
         except AuthorityError as error:

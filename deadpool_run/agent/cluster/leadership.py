@@ -85,7 +85,7 @@ class Leadership:
             alone = "neither of the two machines may continue without the other"
             self._claimant = Claimant(cluster.authority, self._addresses[agent.me], alone)
         self._asking: set[tuple[int, bool]] = set()
-        """Claims, and whether they are trials, that the authority has not answered."""
+        """Claims, and whether they are pre-votes, that the authority has not answered."""
         self._tasks = Tasks()
         owner.node.voters_are(self.others())
         self._set_timer()
@@ -246,8 +246,8 @@ class Leadership:
         match output:
             case electorate.RequestVotes(asked, voters):
                 self.vote_links.send(self._peers(voters), asked)
-            case electorate.AskAuthority(term, trial):
-                self._tasks.start(self._ask_authority(term, trial=trial))
+            case electorate.AskAuthority(term, pre_vote):
+                self._tasks.start(self._ask_authority(term, pre_vote=pre_vote))
             case electorate.GiveVote(_, vote):
                 if self._answer is not None:
                     self._answer(vote)
@@ -270,17 +270,17 @@ class Leadership:
             case _:
                 assert_never(output)
 
-    async def _ask_authority(self, term: int, *, trial: bool) -> None:
+    async def _ask_authority(self, term: int, *, pre_vote: bool) -> None:
         assert self._claimant is not None
-        if (term, trial) in self._asking:
+        if (term, pre_vote) in self._asking:
             return
-        self._asking.add((term, trial))
+        self._asking.add((term, pre_vote))
         try:
-            granted = await self._claimant.claim(term, trial=trial)
+            granted = await self._claimant.claim(term, pre_vote=pre_vote)
         finally:
-            self._asking.discard((term, trial))
+            self._asking.discard((term, pre_vote))
         if granted is not None:  # else the election asks again
-            self.handle(electorate.AuthorityAnswered(term, trial, granted))
+            self.handle(electorate.AuthorityAnswered(term, pre_vote, granted))
 
     def _on_message(self, message: peers.Message, answer: Callable[[peers.Message], None]) -> None:
         """Handle a message of another agent on a vote connection."""

@@ -1,7 +1,7 @@
 """The election of the leader: Raft's, as one small state machine in each agent. Pure; `now` is the agent's own clock.
 
 The only entry of the log is the configuration, so that its newest value is all that is kept. From Raft come terms, votes for
-who knows as much, the trial of a candidacy before any term changes, and a majority of each configuration that counts.
+who knows as much, the pre-vote before any term changes, and a majority of each configuration that counts.
 
 A leader has authority while a majority of the voters answers. An answer extends it from when the question was *sent*, and no
 voter votes for another before that long after it *heard* the question: so two never have authority at once, provided that
@@ -243,7 +243,7 @@ def _asked(agent: el.Agent, asked: el.VoteAsked, now: float) -> el.StepResult:
         # it would rather lead on, but it cannot lead a voter that has voted in a later term
         agent = progress.step_down(agent, now)
     granted = may_vote(agent, asked, now)
-    if granted and not asked.trial:
+    if granted and not asked.pre_vote:
         agent = replace(
             agent,
             role=_R.FOLLOWER,
@@ -256,14 +256,14 @@ def _asked(agent: el.Agent, asked: el.VoteAsked, now: float) -> el.StepResult:
         agent = replace(agent, role=_R.FOLLOWER, candidacies_from=now + quorum.CANDIDACY * agent.timeout_s)
     leader = agent.configuration.leader
     ended = leader if leader in agent.ended else None
-    vote = el.VoteGiven(asked.term, agent.me, asked.trial, granted, agent.voted_term, ended)
+    vote = el.VoteGiven(asked.term, agent.me, asked.pre_vote, granted, agent.voted_term, ended)
     return agent, (el.GiveVote(asked.candidate, vote),)
 
 
 def _voted(agent: el.Agent, vote: el.VoteGiven) -> el.Agent:
     ended = agent.ended if vote.ended is None else agent.ended | {vote.ended}
     agent = replace(agent, seen=max(agent.seen, vote.voted_term), ended=ended)
-    wanted = agent.role is (_R.PRECANDIDATE if vote.trial else _R.CANDIDATE)
+    wanted = agent.role is (_R.PRECANDIDATE if vote.pre_vote else _R.CANDIDATE)
     if not (wanted and vote.granted and vote.term == agent.candidate_term):
         return agent
     return replace(agent, votes=agent.votes | {vote.voter})
@@ -273,12 +273,12 @@ def _authority_answered(agent: el.Agent, answer: el.AuthorityAnswered, now: floa
     rival = quorum.rival(agent)
     leads = agent.role is _R.LEADER and not quorum.has_authority(agent, now)
     wanted = agent.term + 1 if leads else agent.candidate_term
-    asks = leads or agent.role is (_R.PRECANDIDATE if answer.trial else _R.CANDIDATE)
+    asks = leads or agent.role is (_R.PRECANDIDATE if answer.pre_vote else _R.CANDIDATE)
     if rival is None or not asks or answer.term != wanted:
         return agent, ()
     if not answer.granted:
         return progress.fence(agent, f"the authority has given term {answer.term} to another node, or the run is over")
-    if not answer.trial:
+    if not answer.pre_vote:
         return replace(agent, ruled_out=agent.ruled_out | {rival}), ()
     if leads:
         agent = replace(progress.step_down(agent, now), role=_R.PRECANDIDATE, candidate_term=wanted)

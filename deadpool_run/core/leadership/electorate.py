@@ -118,7 +118,7 @@ class LogFollowed(Untagged):
 class VoteAsked(Tagged):
     """A voter would take over. `configuration` is the index of its newest one, `voted_term` the largest term it voted in before.
 
-    `trial`: the question is only who would vote for it.
+    `pre_vote`: the question is only who would vote for it.
     """
 
     term: int
@@ -126,7 +126,7 @@ class VoteAsked(Tagged):
     configuration: tuple[int, int]
     log: LogIndex
     voted_term: int
-    trial: bool
+    pre_vote: bool
 
 
 class VoteGiven(Tagged):
@@ -137,7 +137,7 @@ class VoteGiven(Tagged):
 
     term: int
     voter: NodeId
-    trial: bool
+    pre_vote: bool
     granted: bool
     voted_term: int
     ended: NodeId | None = None
@@ -147,7 +147,7 @@ class AuthorityAnswered(Untagged):
     """The external authority's answer to an `AskAuthority`."""
 
     term: int
-    trial: bool
+    pre_vote: bool
     granted: bool
 
 
@@ -179,10 +179,10 @@ class RequestVotes(Untagged):
 
 
 class AskAuthority(Untagged):
-    """Claim this term with the external authority. `trial`: only find out whether it would be granted."""
+    """Claim this term with the external authority. `pre_vote`: only find out whether it would be granted."""
 
     term: int
-    trial: bool
+    pre_vote: bool
 
 
 class GiveVote(Untagged):

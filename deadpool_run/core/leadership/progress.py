@@ -91,7 +91,7 @@ def _request(agent: el.Agent, now: float, voted_term: int | None = None) -> el.S
         agent.configuration.index,
         agent.log,
         agent.voted_term if voted_term is None else voted_term,
-        trial=agent.role is _R.PRECANDIDATE,
+        pre_vote=agent.role is _R.PRECANDIDATE,
     )
     return replace(agent, asked_at=now), (el.RequestVotes(asked, tuple(sorted(agent.voting - {agent.me}))),)
 
@@ -135,7 +135,7 @@ def _lead(agent: el.Agent, now: float) -> el.StepResult:
         agent = replace(agent, lapsed_at=now) if agent.lapsed_at is None else agent
         if now < quorum.claim_at(agent) or not _is_due_again(agent, now):
             return agent, ()
-        return replace(agent, asked_at=now), (el.AskAuthority(agent.term + 1, trial=True),)
+        return replace(agent, asked_at=now), (el.AskAuthority(agent.term + 1, pre_vote=True),)
     if agent.lapsed_at is not None:  # and no other was elected
         agent = replace(agent, lapsed_at=None)
     if len(agent.configurations) > 1:

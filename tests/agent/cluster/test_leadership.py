@@ -89,8 +89,8 @@ async def test_an_elected_agent_looks_at_each_answer_at_once(body):
     follower = leadership(agent, body)
     follower.handle(el.LogFollowed(el.LogIndex(0, 1)))
     follower.handle(el.AgentEnded(NodeId("h")))
-    for trial in (True, False):
-        follower.handle(el.VoteGiven(1, NodeId("b"), trial=trial, granted=True, voted_term=0))
+    for pre_vote in (True, False):
+        follower.handle(el.VoteGiven(1, NodeId("b"), pre_vote=pre_vote, granted=True, voted_term=0))
     assert follower.agent.role is el.ElectionRole.ELECTED
     follower.answered(el.HeardFromAgent(NodeId("b"), 1, now, 1))
     assert follower.agent.answers == {"b": now}

@@ -191,9 +191,9 @@ class World:
     def _claim(self, source: NodeId, asked: el.AskAuthority) -> None:
         """Let the authority answer: it grants each term once, and none below one that it has granted."""
         granted = self.granted is None or self.granted[0] < asked.term or self.granted == (asked.term, source)
-        if granted and not asked.trial:
+        if granted and not asked.pre_vote:
             self.granted = (asked.term, source)
-        self.send(AUTHORITY, source, "answers", el.AuthorityAnswered(asked.term, asked.trial, granted))
+        self.send(AUTHORITY, source, "answers", el.AuthorityAnswered(asked.term, asked.pre_vote, granted))
 
     def _receive(self, source: NodeId, to: NodeId, message: Any) -> None:
         match message:
@@ -243,7 +243,7 @@ class World:
             case el.AskAuthority():
                 self.send(me, AUTHORITY, "questions", output)
             case el.GiveVote(candidate, vote):
-                if vote.granted and not vote.trial:
+                if vote.granted and not vote.pre_vote:
                     self.votes += ((vote.term, candidate, agent.configuration.index, agent.log),)
                 self.send(me, candidate, "votes", vote)
             case el.ClaimLeadership(configurations):

@@ -33,8 +33,8 @@ def until(agent, now, role):
     return agent, now, outputs
 
 
-def asked(candidate="a", term=1, log=(0, 9), known=(0, 3), *, trial=False):
-    return el.VoteAsked(term, candidate, known, el.LogIndex(*log), term - 1, trial)
+def asked(candidate="a", term=1, log=(0, 9), known=(0, 3), *, pre_vote=False):
+    return el.VoteAsked(term, candidate, known, el.LogIndex(*log), term - 1, pre_vote)
 
 
 def granted(agent, question, now):
@@ -78,21 +78,21 @@ def test_the_survivor_of_two_stops_its_workers_and_is_fenced_if_the_leader_is_si
 def test_of_three_a_refused_connection_proves_nothing_and_the_word_of_the_machine_does():
     agent, outputs = step(follower("a", "h", "a", "b"), el.AgentRefused("h"), now=101.0)
     assert (agent.role, outputs) == (ROLE.FOLLOWER, [])
-    agent, (trial,) = step(agent, el.AgentEnded("h"), now=101.0)
-    assert trial.asked == el.VoteAsked(1, "a", (0, 3), el.LogIndex(0, 1), 0, trial=True)
+    agent, (pre_vote,) = step(agent, el.AgentEnded("h"), now=101.0)
+    assert pre_vote.asked == el.VoteAsked(1, "a", (0, 3), el.LogIndex(0, 1), 0, pre_vote=True)
     voter = follower("b", "h", "a", "b")
-    assert not granted(voter, trial.asked, 101.0)
-    assert granted(step(voter, el.AgentEnded("h"), now=101.0)[0], trial.asked, 101.0)
+    assert not granted(voter, pre_vote.asked, 101.0)
+    assert granted(step(voter, el.AgentEnded("h"), now=101.0)[0], pre_vote.asked, 101.0)
 
 
 def test_a_candidate_is_elected_leads_once_a_majority_knows_and_gives_the_last_leader_up():
     agent, now, outputs = until(follower("a", "h", "a", "b"), 100.0, ROLE.PRECANDIDATE)
     assert now == 100.0 + T
-    assert (agent.voted_term, agent.term) == (0, 0), "a trial changes no term"
-    yes = el.VoteGiven(1, "b", trial=True, granted=True, voted_term=0)
+    assert (agent.voted_term, agent.term) == (0, 0), "a pre-vote changes no term"
+    yes = el.VoteGiven(1, "b", pre_vote=True, granted=True, voted_term=0)
     agent, (request,) = step(agent, yes, now=now)
-    assert (agent.role, agent.voted_term, request.asked.trial) == (ROLE.CANDIDATE, 1, False)
-    agent, (claim,) = step(agent, structs.replace(yes, trial=False, voted_term=1), now=now)
+    assert (agent.role, agent.voted_term, request.asked.pre_vote) == (ROLE.CANDIDATE, 1, False)
+    agent, (claim,) = step(agent, structs.replace(yes, pre_vote=False, voted_term=1), now=now)
     assert agent.role is ROLE.ELECTED
     assert claim.configurations == (configuration("h", "a", "b"), el.Configuration(1, 4, "a", ("h", "a", "b")))
     assert el.SuspendWorkers() in outputs

@@ -36,8 +36,8 @@ def answers(agent, *others, sent_at):
     return el.HeardFromAgents(tuple(el.HeardFromAgent(other, agent.term, sent_at, number) for other in others))
 
 
-def asked(candidate, term, known, voted_term, *, log=(0, 1), trial=True):
-    return el.VoteAsked(term, candidate, known.index, el.LogIndex(*log), voted_term, trial)
+def asked(candidate, term, known, voted_term, *, log=(0, 1), pre_vote=True):
+    return el.VoteAsked(term, candidate, known.index, el.LogIndex(*log), voted_term, pre_vote)
 
 
 def test_a_node_whose_workers_are_stopped_notices_a_pause_whenever_it_ends():
@@ -113,8 +113,8 @@ def test_a_voter_that_the_newest_configuration_leaves_out_can_lead():
         now = election.next_deadline(agent)
         agent, _ = step(agent, el.Tick(), now=now)
         assert agent.role is not el.ElectionRole.FENCED
-    for trial in (True, False):
-        votes = [el.VoteGiven(1, voter, trial, granted=True, voted_term=0) for voter in "ab"]
+    for pre_vote in (True, False):
+        votes = [el.VoteGiven(1, voter, pre_vote, granted=True, voted_term=0) for voter in "ab"]
         agent, _ = step(agent, *votes, now=now)
     assert agent.role is el.ElectionRole.ELECTED
     assert agent.configuration.voters == ("h", "a", "b", "d")
@@ -134,9 +134,9 @@ def test_a_leader_without_authority_votes_for_one_that_has_promised_a_later_term
     now = 100.0 + 1.5 * T
     agent = lapsed_leader(now)
     known = agent.configuration
-    agent, outputs = step(agent, asked("a", 1, known, 0, trial=False), now=now)
+    agent, outputs = step(agent, asked("a", 1, known, 0, pre_vote=False), now=now)
     assert not any(output.vote.granted for output in outputs), "it may lead the candidate on"
-    agent, outputs = step(agent, asked("a", 2, known, 1), asked("a", 2, known, 1, trial=False), now=now)
+    agent, outputs = step(agent, asked("a", 2, known, 1), asked("a", 2, known, 1, pre_vote=False), now=now)
     assert [output.vote.granted for output in outputs if isinstance(output, el.GiveVote)] == [True, True]
     claimed = configuration("h", "a", "b", term=2, number=known.number + 1, leader="a")
     agent, _ = step(agent, el.HeardFromLeader((known, claimed)), now=now)
@@ -150,8 +150,8 @@ def test_a_new_leader_keeps_the_last_one_if_it_has_answered():
     """It may be needed: of three, the third may have ended."""
     agent, now = follower("a", configuration("h", "a", "b")), 100.0 + T
     agent, _ = step(agent, el.Tick(), now=now)
-    for trial in (True, False):
-        agent, _ = step(agent, el.VoteGiven(1, "h", trial, granted=True, voted_term=1 - trial), now=now)
+    for pre_vote in (True, False):
+        agent, _ = step(agent, el.VoteGiven(1, "h", pre_vote, granted=True, voted_term=1 - pre_vote), now=now)
     agent, outputs = step(agent, el.HeardFromAgent("h", 1, now, agent.configuration.number), now=now)
     assert [type(output) for output in outputs] == [el.TakeOver, el.ResumeWorkers, el.ShareConfiguration]
     assert "h" in agent.answered_at
@@ -168,9 +168,9 @@ def test_a_leader_stands_again_if_a_voter_has_promised_a_later_term_and_knows_le
         now = election.next_deadline(agent)
         agent, outputs = step(agent, el.Tick(), now=now)
     (request,) = outputs
-    assert (request.asked.term, request.asked.trial, now) == (3, True, 100.0 + 2 * T)
-    for trial in (True, False):
-        agent, outputs = step(agent, el.VoteGiven(3, "a", trial, granted=True, voted_term=3 - trial), now=now)
+    assert (request.asked.term, request.asked.pre_vote, now) == (3, True, 100.0 + 2 * T)
+    for pre_vote in (True, False):
+        agent, outputs = step(agent, el.VoteGiven(3, "a", pre_vote, granted=True, voted_term=3 - pre_vote), now=now)
     agent, outputs = step(agent, el.HeardFromAgent("a", 3, now, agent.configuration.number), now=now)
     assert [type(output) for output in outputs] == [el.TakeOver, el.ResumeWorkers, el.ShareConfiguration]
     assert agent.configuration.leader == "h", "and it does not give itself up"
@@ -179,15 +179,15 @@ def test_a_leader_stands_again_if_a_voter_has_promised_a_later_term_and_knows_le
 def test_an_elected_agent_asks_again_if_a_voter_has_promised_a_later_term():
     agent, now = follower("a", configuration("h", "a", "b")), 100.0 + T
     agent, _ = step(agent, el.Tick(), now=now)
-    for trial in (True, False):
-        agent, _ = step(agent, el.VoteGiven(1, "h", trial, granted=True, voted_term=1 - trial), now=now)
+    for pre_vote in (True, False):
+        agent, _ = step(agent, el.VoteGiven(1, "h", pre_vote, granted=True, voted_term=1 - pre_vote), now=now)
     assert agent.role is el.ElectionRole.ELECTED
     agent, outputs = step(agent, asked("b", 3, configuration("h", "a", "b"), 2), now=now)
     assert not outputs[0].vote.granted, "the candidate knows less"
     now = election.next_deadline(agent)
     agent, outputs = step(agent, el.Tick(), now=now)
     (request,) = outputs
-    assert (request.asked.term, request.asked.trial) == (3, True)
+    assert (request.asked.term, request.asked.pre_vote) == (3, True)
 
 
 def test_a_heartbeat_that_is_received_late_does_not_count_as_the_claim_of_the_same_time():
@@ -201,7 +201,7 @@ def test_a_heartbeat_that_is_received_late_does_not_count_as_the_claim_of_the_sa
 
 
 def test_an_agent_that_is_cut_off_promises_no_later_term():
-    """It would be deaf to the leader. Its question stays a trial until a majority would vote."""
+    """It would be deaf to the leader. Its question stays a pre-vote until a majority would vote."""
     agent, now = follower("a", configuration("h", "a", "b")), 100.0
     while now < 100.0 + 3 * T:
         now = election.next_deadline(agent)

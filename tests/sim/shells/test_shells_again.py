@@ -39,16 +39,16 @@ def led_again(meanwhile=lambda _made, _leader: None, *, before=lambda _made: Non
         meanwhile(made, leader)
         made.until(lambda: not first.has_authority(), BOUND_S, "the leader lacks authority")
 
-        def hear(name, *vote, log, voted_term, trial):
+        def hear(name, *vote, log, voted_term, pre_vote):
             agent = made.agent_on(name)
-            asked = el.VoteAsked(*vote, configuration.index, el.LogIndex(0, log), voted_term, trial=trial)
+            asked = el.VoteAsked(*vote, configuration.index, el.LogIndex(0, log), voted_term, pre_vote=pre_vote)
             agent.loop.inside(agent.member.leadership.handle, asked)
             return agent.election
 
         made.until(
-            lambda: hear(voter, 1, candidate, log=1 << 30, voted_term=0, trial=False).voted_term == 1, T, "it votes"
+            lambda: hear(voter, 1, candidate, log=1 << 30, voted_term=0, pre_vote=False).voted_term == 1, T, "it votes"
         )
-        hear(mine, 2, voter, log=0, voted_term=1, trial=True)  # before the voter's connection is there again
+        hear(mine, 2, voter, log=0, voted_term=1, pre_vote=True)  # before the voter's connection is there again
         assert first.election.role is el.ElectionRole.FOLLOWER
         made.network.heal([pair for pair in pairs if candidate not in pair])
         made.until(first.has_authority, BOUND_S, "it is elected again")
