@@ -27,6 +27,7 @@ also in the wheel. The other files are those of NCCL 2.30.7.
 """
 
 import os
+import sys
 import threading
 
 import torch
@@ -43,7 +44,13 @@ LATENCY_S = 0.0005
 
 
 def use():
-    """Return the fake device of this process. Make it at the first call."""
+    """Return the fake device of this process. Make it at the first call.
+
+    Its modules are a library's, as torch's are: a snapshot of the script's variables has none of its communicators.
+    """
+    for name, module in sys.modules.items():
+        if name.partition(".")[0] == __package__:
+            module.__file__ = None
     defects.plant_named()
     device = choose.device_backend()
     if device is None:
