@@ -77,6 +77,10 @@ class StepAborted(DeadpoolError):  # noqa: N818 - an interruption, not an error:
     """A peer was lost during this step. Raised by `optimizer.step()`, swallowed by `with step:`."""
 
 
+class PeerLostError(DeadpoolError):
+    """A peer was lost, and the result of a collective with it. Only collectives that belong to no running step raise it."""
+
+
 class RunLeft(BaseException):
     """Unwinds this run of the script, to run it again from the top. `except Exception` does not catch it."""
 

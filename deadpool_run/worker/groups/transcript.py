@@ -3,7 +3,8 @@
 A replacement rehearses with these values where a fake result would make it fail (object sizes, pipeline shapes, bucket
 orders) or give it other data than its rank had (statistics that all ranks sum, the weights of a teacher). An entry is reserved
 when a collective is issued and filled when it completes: filling it at issue time would have to wait, and waiting there deadlocks
-pairs of sends and receives.
+pairs of sends and receives. Collectives of the script's own threads are entries of their own. Any number of them may be missing,
+because the recording ends at some point of their work.
 
 Format: magic, BLAKE2b-256 of all that follows, then a MessagePack map in which a tensor is its bytes in native byte order.
 """
@@ -19,17 +20,24 @@ from typing import Any, Self
 import msgspec
 import torch
 
-from deadpool_run.errors import SnapshotError
+from deadpool_run.errors import PeerLostError, SnapshotError
 from deadpool_run.text import size
 from deadpool_run.vault.segments import read_blob
 from deadpool_run.wire import typed
 from deadpool_run.worker.codec import raw_bytes
+from deadpool_run.worker.groups import script_threads
 from deadpool_run.worker.groups.setup_outputs import Origin, Output, SetupOutputs, storage_of
 
 MAX_FLOAT_BYTES = 4 << 10
 """Floating-point outputs up to this size are control values (a loss, a norm); larger ones are data, which is kept of set-up only."""
 MAX_BYTES = 64 << 20
 
+_OWN = "@threads"
+"""Follows a group's name in the entries of the script's own threads."""
+_NOT_RECORDED = (
+    "{what}: the rehearsal of a replacement has no result for this collective of a thread: the first process of the rank had not received "
+    "it when the first two steps ended.\nDiscard what the thread was doing, and start that again in a new thread."
+)
 _MAGIC = b"DPTR\x00\x03"
 _DIGEST_BYTES = 32
 _DTYPES = {
@@ -84,13 +92,14 @@ class Transcript:
     def left(self) -> int:
         """The number of recorded collectives that were not played."""
         with self._lock:
-            return sum(max(0, len(entries) - self._next.get(group, 0)) for group, entries in self._entries.items())
+            steps = [(group, entries) for group, entries in self._entries.items() if not group.endswith(_OWN)]
+            return sum(max(0, len(entries) - self._next.get(group, 0)) for group, entries in steps)
 
     def reserve(self, group: str, name: str, outputs: Sequence[torch.Tensor]) -> TranscriptEntry:
         """Append an entry for a collective that is being issued."""
         entry = TranscriptEntry(name, tuple(map(_shape, outputs)))
         with self._lock:
-            self._entries.setdefault(group, []).append(entry)
+            self._entries.setdefault(_stream(group), []).append(entry)
             if self._setup is not None and any(map(_is_large, outputs)):
                 self._setup.expect(entry)
         return entry
@@ -145,19 +154,25 @@ class Transcript:
         """Write the values of the group's next recorded collective into `outputs`; count a miss if that differs.
 
         Outputs without a kept value are not changed. The shape of data may depend on values (tokens that a router sends)
-        and differ in a rehearsal: that is not a miss. Returns the entry that was played.
+        and differ in a rehearsal: that is not a miss. Returns the entry that was played. Raises `PeerLostError` for a miss in a
+        thread of the script.
         """
+        stream = _stream(group)
+        is_own = stream != group
         with self._lock:
-            sequence = self._next.get(group, 0)
-            self._next[group] = sequence + 1
-            entries = self._entries.get(group, [])
+            sequence = self._next.get(stream, 0)
+            self._next[stream] = sequence + 1
+            entries = self._entries.get(stream, [])
             entry = entries[sequence] if sequence < len(entries) else None
             shapes = tuple(map(_shape, outputs))
             if (
                 entry is None
                 or entry.name != name
                 or (entry.shapes != shapes and any(value is not None for value in entry.values))
+                or (is_own and len(entry.values) < len(shapes))
             ):
+                if is_own:
+                    raise PeerLostError(_NOT_RECORDED.format(what=name))
                 self.misses += 1
                 expected = "nothing" if entry is None else f"{entry.name} of {_words(entry.shapes)}"
                 self.first_miss = self.first_miss or f"{name} of {_words(shapes)} where {expected} was recorded"
@@ -211,6 +226,10 @@ class Transcript:
         except (ValueError, KeyError, TypeError, RuntimeError) as error:
             raise SnapshotError(f"a stored transcript is malformed: {error}") from error
         return transcript
+
+
+def _stream(group: str) -> str:
+    return f"{group}{_OWN}" if script_threads.is_scripts() else group
 
 
 def _shape(tensor: torch.Tensor) -> Shape:

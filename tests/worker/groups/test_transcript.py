@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kit.garbage import JSON, texts
 
-from deadpool_run.errors import SnapshotError
+from deadpool_run.errors import PeerLostError, SnapshotError
 from deadpool_run.worker.groups import transcript as transcript_module
 from deadpool_run.worker.groups.transcript import _MAGIC, MAX_FLOAT_BYTES, Transcript
 
@@ -47,6 +48,23 @@ def test_what_was_received_is_kept_as_it_was():
     played = Transcript.from_bytes(transcript.to_bytes())
     played.play("0", "broadcast", [tensor])
     assert tensor.tolist() == [1, 2]
+
+
+def test_a_thread_of_the_script_has_entries_of_its_own_which_may_end_anywhere():
+    number = torch.tensor([1])
+    transcript = recorded(("0", "allreduce", [number]))
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(lambda: transcript.fill(transcript.reserve("0", "allreduce", [number]), [number + 1])).result()
+        pool.submit(transcript.reserve, "0", "allreduce", [number]).result()  # not complete when the recording ends
+        played = Transcript.from_bytes(transcript.to_bytes())
+        mine, threads = torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
+        pool.submit(played.play, "0", "allreduce", [threads]).result()
+        for name in ("allreduce", "barrier"):  # the second was not issued
+            with pytest.raises(PeerLostError, match="first process of the rank had not received it"):
+                pool.submit(played.play, "0", name, [threads]).result()
+    played.play("0", "allreduce", [mine])
+    assert (mine.tolist(), threads.tolist()) == ([1], [2])
+    assert (played.misses, played.left) == (0, 0)
 
 
 def test_data_is_left_out_and_control_values_are_kept():
