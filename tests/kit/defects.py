@@ -13,7 +13,7 @@ from deadpool_run.worker.codec import tensors_in
 from deadpool_run.worker.device import channel, nccl, run_ahead
 from deadpool_run.worker.groups import collectives, connect, gloo, group, owner, registry
 from deadpool_run.worker.groups.collectives import COALESCED
-from deadpool_run.worker.groups.owner import ANY_ATTEMPT
+from deadpool_run.worker.groups.owner import NO_ATTEMPT
 from deadpool_run.worker.groups.works import FakeWork
 from deadpool_run.worker.snapshot import snapshot
 
@@ -98,8 +98,8 @@ def leaves_coalescings_open():
         if self.inner is not None:
             return plain(self, device)
         self._coalescing.started = None
-        self.registry.note_fake()
-        return FakeWork(self, COALESCED, (), attempt=ANY_ATTEMPT)
+        self.registry.note_fake(COALESCED.name)
+        return FakeWork(self, COALESCED, (), attempt=NO_ATTEMPT)
 
     group.Group._end_coalescing = group.Group.end_coalescing = end
     group.Group.close_coalescing = lambda *_: None

@@ -16,9 +16,10 @@ from deadpool_run.worker.compat import c10d
 from deadpool_run.worker.compat.group_api import GroupApi
 from deadpool_run.worker.device.backend import DeviceBackend, GroupSpec
 from deadpool_run.worker.device.channel import Channel, StartedCoalescing, ThreadCoalescing
+from deadpool_run.worker.groups import script_threads
 from deadpool_run.worker.groups.collectives import COALESCED, COLLECTIVES, Collective, Parts, answer
 from deadpool_run.worker.groups.connect import EpochGroup
-from deadpool_run.worker.groups.owner import ANY_ATTEMPT, GroupOwner
+from deadpool_run.worker.groups.owner import NO_ATTEMPT, GroupOwner
 from deadpool_run.worker.groups.works import FakeWork, GuardedWork, RecordedWork, ThreadedWork
 
 _UNSLICED = frozenset(
@@ -96,7 +97,7 @@ class Group(GroupApi):
                 f"{collective.name} was called on the process group {self._name!r} after destroy_process_group().\n"
                 "Destroy a group after its last use."
             )
-        self.registry.note_fake()
+        self.registry.note_fake(collective.name)
         self.answer(collective, parts)
         source = self.other_rank
         if (transcript := self.registry.playback) is not None:
@@ -131,9 +132,11 @@ class Group(GroupApi):
             if started is None:
                 channel.leave()
         registry.count_waited()
-        if recording is None or entry is None:
+        fill = None if recording is None or entry is None else partial(recording.fill, entry, outputs)
+        if script_threads.is_scripts():
+            fill = partial(self._confirm, name, channel, fill)
+        if fill is None:
             return work
-        fill = partial(recording.fill, entry, outputs)
         if started is not None:  # not issued yet: the end of the coalescing does that
             started.fills.append(fill)
             return work
@@ -141,6 +144,15 @@ class Group(GroupApi):
             fill()
             return None
         return RecordedWork(work, fill)
+
+    def _confirm(self, what: str, channel: Channel, then: Callable[[], None] | None) -> None:
+        """Wait until the device has ended a collective of a thread of the script: no step discards what an abort leaves."""
+        assert self._device is not None
+        self._device.mark().wait()
+        if self.registry.find_failure() or self.channel is not channel:
+            self.registry.note_fake(what)
+        if then is not None:
+            then()
 
     def _enter(self) -> tuple[Channel | None, StartedCoalescing | None]:
         """Enter the device's communicator, or be inside that of this thread's coalescing; None while results are fake.
@@ -164,13 +176,13 @@ class Group(GroupApi):
         if not self.runs_on(device):
             coalescing.inner = self._host()
             if coalescing.inner is None:
-                self.registry.note_fake()
+                self.registry.note_fake(COALESCED.name)
             else:
                 c10d.start_coalescing(coalescing.inner, device)
             return
         channel, _ = self._enter()
         if channel is None:
-            self.registry.note_fake()
+            self.registry.note_fake(COALESCED.name)
             return
         coalescing.started = StartedCoalescing(channel)
         c10d.start_coalescing(channel.target, device)
@@ -187,12 +199,12 @@ class Group(GroupApi):
                 return self._end_on_device(started, device)
             if inner is not None:
                 return c10d.end_coalescing(inner, device)
-            self.registry.note_fake()
+            self.registry.note_fake(COALESCED.name)
         except RuntimeError as error:
             self.registry.failed(
                 error, COALESCED.name, self.generation, device=None if started is None else self._device
             )
-        return FakeWork(self, COALESCED, (), attempt=ANY_ATTEMPT)  # as torch's own work, which is not checked either
+        return FakeWork(self, COALESCED, (), attempt=NO_ATTEMPT)  # as torch's own work, which is not checked either
 
     def close_coalescing(self) -> None:
         """End a coalescing that an exception of the script has left open in this thread: it would collect all later calls."""
@@ -218,9 +230,10 @@ class Group(GroupApi):
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """See `torch.distributed.monitored_barrier`. It exists to report a timeout, so it raises one."""
+        self.registry.admit("monitored_barrier")
         host: Any = self._host()
         if host is None:
-            self.registry.note_fake()
+            self.registry.note_fake("monitored_barrier")
             return
         self.registry.count_issued()
         try:
@@ -341,6 +354,7 @@ def _method(collective: Collective, target: str) -> Callable[..., Any]:
     def issue(self: Group, *args: Any, **kwargs: Any) -> Any:
         parts = (*args, *kwargs.values()) if kwargs else args
         registry = self.registry
+        registry.admit(name)
         if reduced is not None and registry.marks.open:
             registry.mark(name, list(tensors_in(parts[reduced])))
         inner = self.inner

@@ -9,10 +9,11 @@ from typing import Any, NoReturn, Protocol
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from deadpool_run.errors import RefusedError
+from deadpool_run.errors import PeerLostError, RefusedError
 from deadpool_run.vault.status_page import RankEntry
 from deadpool_run.worker.device.backend import DeviceBackend
 from deadpool_run.worker.device.run_ahead import RunAhead
+from deadpool_run.worker.groups import script_threads
 from deadpool_run.worker.groups.collectives import Collective, Parts
 from deadpool_run.worker.groups.connect import EpochGroup
 from deadpool_run.worker.groups.marks import DIFFERENT, Marks
@@ -25,9 +26,20 @@ _LATE = (
     "Call wait() in the step that issues it, before the loop asks for the next step."
 )
 
-_MAIN = threading.main_thread().ident
-ANY_ATTEMPT = -1
-"""In place of an attempt: the script's own threads (a background checkpoint, say) are not bound to a step."""
+_LOST = (
+    "{what}: a peer was lost, and this collective's result with it. It was issued in a thread of the script or in an earlier step, "
+    "so that the repeated step does not issue it again.\n"
+    "Catch deadpool_run.errors.PeerLostError where the script waits for the thread. Discard what the thread was doing, such as a "
+    "checkpoint that it was writing, and start that again in a new thread."
+)
+_OLDER = (
+    "{what}: the thread {thread!r} has been running since before a rank was replaced. The thread of the new process "
+    "is elsewhere in its work, so that their collectives would not match.\n"
+    "Start a new thread for each piece of work that needs collectives, from the step that needs it."
+)
+
+NO_ATTEMPT = -1
+"""In place of an attempt: collectives of the script's own threads (a background checkpoint, say) belong to no step."""
 
 
 def refuse(message: str) -> NoReturn:
@@ -79,18 +91,25 @@ class GroupOwner(ABC):
 
     def mark(self, what: str, tensors: list[Tensor]) -> None:
         """Mark the running step by its first reduction; stop the job if the mark differs from before a loss."""
-        if not self.step_failed and not self.marks.put(tensors):
+        if not (self.step_failed or script_threads.is_scripts() or self.marks.put(tensors)):
             self.refuse(DIFFERENT.format(what=what))
 
     def attempt_here(self) -> int:
         """Return the attempt in which a collective that this thread issues now must be waited for."""
-        return self.attempt if threading.get_ident() == _MAIN else ANY_ATTEMPT
+        return NO_ATTEMPT if script_threads.is_scripts() else self.attempt
+
+    def admit(self, what: str) -> None:
+        """Refuse a collective of a thread of the script that is older than the last repair."""
+        if script_threads.is_scripts() and script_threads.is_older():
+            raise PeerLostError(_OLDER.format(what=what, thread=threading.current_thread().name))
 
     def check_attempt(self, what: str, attempt: int) -> None:
         """Stop the job if this is a later attempt. Collectives of set-up may end in a step that is rehearsed too."""
-        if attempt in (self.attempt, ANY_ATTEMPT) or (attempt == 0 and self.in_rehearsed_steps):
-            return
-        self.refuse(_LATE.format(what=what, where="an earlier step" if attempt else "set-up"))
+        if attempt != NO_ATTEMPT and not self._is_running(attempt):
+            self.refuse(_LATE.format(what=what, where="an earlier step" if attempt else "set-up"))
+
+    def _is_running(self, attempt: int) -> bool:
+        return attempt == self.attempt or (attempt == 0 and self.in_rehearsed_steps)
 
     def count_issued(self) -> None:
         """Count an issued collective."""
@@ -111,26 +130,37 @@ class GroupOwner(ABC):
         self.marks.inherit(rank_entry)
         self._reset_counts()
 
-    def note_fake(self) -> None:
-        """Note that a collective gets a fake result."""
+    def note_fake(self, what: str, attempt: int | None = None) -> None:
+        """Note that a collective gets a fake result. `attempt` has issued it; None: this thread does so now.
+
+        Raises `PeerLostError` if it is not of the running step, which is then as good as before: nothing would discard the
+        result. In a rehearsal nothing is lost.
+        """
+        if self.playback is None and not self._is_running(self.attempt_here() if attempt is None else attempt):
+            raise PeerLostError(_LOST.format(what=what))
         self.step_failed = True
         self.hold()
 
     @abstractmethod
-    def failed(
+    def failed(  # noqa: PLR0913 - what is known of the work, and of its error
         self,
         error: RuntimeError,
         what: str,
         generation: int,
         *,
+        attempt: int | None = None,
         may_time_out: bool = False,
         device: DeviceBackend | None = None,
     ) -> None:
         """Start a drain if `error` is the failure of a peer, else raise it. `may_time_out`: a timeout is the user's error.
 
-        `device` has raised the error; None: Gloo. A failure on communicators of an older generation says nothing about the
+        `attempt`: see `note_fake`. `device` has raised the error; None: Gloo. A failure on communicators of an older generation says nothing about the
         present ones.
         """
+
+    @abstractmethod
+    def find_failure(self) -> bool:
+        """Start a drain if the device's library has found a failure by itself; return whether groups on the device are drained."""
 
     @abstractmethod
     def connect_host(self, group: Any, epoch: EpochGroup) -> ProcessGroup | None:

@@ -21,7 +21,7 @@ from deadpool_run.worker.compat.group_api import HOST_ONLY
 from deadpool_run.worker.device.backend import DeviceBackend, GroupSpec
 from deadpool_run.worker.device.channel import Channel, ChannelsEnd, quiesce, release, shut_down
 from deadpool_run.worker.device.choose import device_backend
-from deadpool_run.worker.groups import connect, gloo
+from deadpool_run.worker.groups import connect, gloo, script_threads
 from deadpool_run.worker.groups.group import Group
 from deadpool_run.worker.groups.host import HostMesh
 from deadpool_run.worker.groups.owner import GroupOwner
@@ -101,12 +101,13 @@ class Registry(GroupOwner):
                 self._connecting.cancel(_LOST_MEANWHILE)
             self._drain()
 
-    def failed(
+    def failed(  # noqa: PLR0913 - see there
         self,
         error: RuntimeError,
         what: str,
         generation: int,
         *,
+        attempt: int | None = None,
         may_time_out: bool = False,
         device: DeviceBackend | None = None,
     ) -> None:
@@ -119,11 +120,10 @@ class Registry(GroupOwner):
                     if not is_peer_failure(error) or (may_time_out and not gloo.is_broken(error)):
                         raise error
                     self._drain()
-                self.step_failed = True
             if first:
                 self.on_failure(f"{what}: {error}")
             try:
-                self.hold()
+                self.note_fake(what, attempt)
             except RuntimeError as unheard:  # no peer was lost; one has left before the last collective, say
                 raise error from unheard
         finally:
@@ -227,6 +227,7 @@ class Registry(GroupOwner):
             with self._lock:
                 if attempt.cancelled:  # after `run` had its result
                     raise AttachError(_LOST_MEANWHILE)
+                script_threads.note_older()
                 self.generation += 1
                 for group, inner in zip(groups, inners, strict=True):
                     group.attach(inner, self.generation)
@@ -285,6 +286,7 @@ class Registry(GroupOwner):
 
         On the device, collectives that run are brought to their end: a peer may need our part of them.
         """
+        script_threads.note_older()
         if self.device is not None and self.state is GroupState.ATTACHED and not self.step_failed:
             self._end_in_order(self.device)
         self._free_retired(_END_S)
@@ -358,10 +360,9 @@ class Registry(GroupOwner):
             first = self.state is GroupState.ATTACHED and is_of_this_epoch()
             if first:
                 self._drain()
-            self.step_failed = True
         if first:
             self.on_failure(why)
-        self.hold()
+        self.note_fake(why)
 
     def forget(self, group: Group) -> None:
         """Free a group that the script destroyed."""

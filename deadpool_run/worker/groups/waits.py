@@ -11,6 +11,8 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any
 
+from deadpool_run.worker.groups.script_threads import OurThread
+
 _GRACE_S = 0.05
 """From severing the connections until unfinished waits are cancelled. Gloo ends most within 1 ms, and never ends those
 whose message was cut in the middle."""
@@ -31,7 +33,7 @@ class WaitThreads:
             queue = self._idle.pop() if self._idle else None
         if queue is None:
             queue = SimpleQueue()
-            threading.Thread(target=self._serve, args=(queue,), name="deadpool-wait", daemon=True).start()
+            OurThread(target=self._serve, args=(queue,), name="deadpool-wait", daemon=True).start()
         queue.put(task)
 
     def free(self, communicators: list[Any], timeout_s: float) -> None:

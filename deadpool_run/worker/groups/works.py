@@ -1,4 +1,4 @@
-"""The works that collectives return; they never raise because of a lost peer."""
+"""The works that collectives return. Those of the running step never raise because of a lost peer; others do."""
 
 import threading
 import time
@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.futures import Future
 
+from deadpool_run.errors import PeerLostError
 from deadpool_run.worker.groups.collectives import Collective, Parts
 from deadpool_run.worker.groups.owner import Issuer
 
@@ -38,7 +39,7 @@ class GuardedWork(dist.Work):
         self._attempt = group.registry.attempt_here()
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Wait for the outputs. Raises only errors of the script."""
+        """Wait for the outputs. Raises errors of the script, and `PeerLostError` if no running step has issued it."""
         self._group.registry.check_attempt(self._collective.name, self._attempt)
         if self._settled:
             return True
@@ -137,7 +138,7 @@ class GuardedWork(dist.Work):
         if self._settled:
             return
         try:
-            self._group.registry.failed(error, self._collective.name, self._generation)
+            self._group.registry.failed(error, self._collective.name, self._generation, attempt=self._attempt)
         finally:
             # Break the cycle error -> traceback -> frame -> error: while it lives, the work lives, and Gloo's barrier raises
             # the error of every live work again.
@@ -147,7 +148,7 @@ class GuardedWork(dist.Work):
     def _abandon(self) -> list[torch.Tensor]:
         """Stop waiting for Gloo, which will end this work later or never; return the fake result."""
         if not self._settled:
-            self._group.registry.note_fake()
+            self._group.registry.note_fake(self._collective.name, self._attempt)
             self._answer()
         return self._collective.outputs(self._parts)
 
@@ -179,10 +180,10 @@ class _GuardedFuture:
             self._complete_with(self._work._abandon)  # noqa: SLF001
 
     def _complete_with(self, value: Callable[[], Any]) -> None:
-        """Complete with what `value` returns, or with the script's error that it raises: none may leave Gloo's thread."""
+        """Complete with what `value` returns, or with the error that it raises: none may leave Gloo's thread."""
         try:
             found = value()
-        except RuntimeError as error:
+        except (RuntimeError, PeerLostError) as error:
             self.future.set_exception(error)
         else:
             self.future.set_result(found)
@@ -248,7 +249,7 @@ class FakeWork(GuardedWork):
 
 
 class RecordedWork(dist.Work):
-    """An NCCL work while a transcript is recorded: `record` is called when it is waited for."""
+    """An NCCL work, with what follows when it is waited for: a transcript is recorded, or a thread of the script waits."""
 
     def __init__(self, work: Any, record: Callable[[], None]) -> None:
         super().__init__()
@@ -258,9 +259,9 @@ class RecordedWork(dist.Work):
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Wait as NCCL does: the current stream waits, the host does not."""
         done = bool(self._work.wait() if timeout is None else self._work.wait(timeout))
-        record, self._record = self._record, None
-        if record is not None:
-            record()
+        if self._record is not None:
+            self._record()
+        self._record = None
         return done
 
     def get_future(self) -> Future[Any]:

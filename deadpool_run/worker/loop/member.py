@@ -7,7 +7,7 @@ from typing import NoReturn
 import torch
 
 from deadpool_run.core import events as ev
-from deadpool_run.errors import StepAborted
+from deadpool_run.errors import PeerLostError, StepAborted
 from deadpool_run.ids import Version
 from deadpool_run.vault.segments import write_blob
 from deadpool_run.vault.status_page import Phase
@@ -137,6 +137,8 @@ class LoopMember(RepairParticipant):
         """`with step:` ends; return whether to swallow its exception."""
         self._in_step = False
         self._rank_entry.phase = Phase.REHEARSAL if self.rehearsing or self.practising else Phase.BETWEEN
+        if isinstance(error, PeerLostError) and self.interrupted:  # of a thread for which the step has waited
+            self._stopped, error = True, None
         if error is None or isinstance(error, StepAborted):
             if self._stopped or self.registry.step_failed:
                 self.snapshots.wait()  # the body goes on after the block, and may write to what is being copied
@@ -328,13 +330,7 @@ class LoopMember(RepairParticipant):
         Its objects may be half-way through an update.
         """
         self._report_failure(why)
-        self._wait_for_end()
-
-    def _wait_for_end(self) -> NoReturn:
-        """Wait, whatever epochs come, until the agent ends this process or orders it to run the script again."""
-        epoch = self._epoch
-        while True:
-            epoch = self._link.orders.wait_newer(epoch)
+        self._link.orders.wait_left()
 
     def break_off(self) -> None:
         """Note that the script left its loop early. It cannot be stopped here, where nothing can be raised."""
@@ -369,7 +365,7 @@ class LoopMember(RepairParticipant):
         sums to the last bit. The transcript is of set-up and the first two steps, as in any run.
         """
         if not self._practised:  # the world starts again: there is nothing to repair yet
-            self._wait_for_end()
+            self._link.orders.wait_left()
         self._bring_to(Version(self.session.resume))
         self.practising = False
         self._rank_entry.phase = Phase.BETWEEN

@@ -9,6 +9,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable
+from typing import NoReturn
 
 from deadpool_run.core.effects import AbortStep, LimitSteps, ReleaseWorker, ResumeFrom, SetCaptureInterval
 from deadpool_run.core.events import DrainFailed, StepsLimited
@@ -206,6 +207,11 @@ class AgentOrders:
         with self._changed:
             self._wait_for(lambda: self.epoch > epoch or self._attach is not None)
             return None if self.epoch > epoch else self._attach
+
+    def wait_left(self) -> NoReturn:
+        """Block, whatever epochs come, until the agent ends this process or orders it to run the script again."""
+        while True:
+            self._wait_for(lambda: False)
 
     def wait_end(self) -> None:
         """Block until the agent ends this process. Any thread. Raises RuntimeError if it does not for a minute."""

@@ -1,6 +1,7 @@
 """Failures on a device: errors of the library and of the script, aborts, graphs, and steps that had not ended."""
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
@@ -11,7 +12,7 @@ from kit.fake_streams import FakeEvent, FakeStream
 from kit.world import TIMEOUT
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from deadpool_run.errors import AttachError, ScriptError
+from deadpool_run.errors import AttachError, PeerLostError, ScriptError
 from deadpool_run.worker.groups.collectives import COLLECTIVES, answer
 from deadpool_run.worker.groups.registry import GroupState
 from deadpool_run.worker.loop.repair import RepairParticipant
@@ -75,6 +76,27 @@ def test_an_error_of_the_script_is_raised_and_one_of_a_peer_starts_a_repair(make
     remote = "NCCL error in: NCCLUtils.cpp:77, remote process exited or there was a network error, NCCL version 2.30.7"
     assert run(make_world, "fake", errs, invalid) == [(invalid, False, False, False)] * 2
     assert run(make_world, "fake", errs, remote) == [("", True, True, True)] * 2
+
+
+def is_aborted_in_a_thread(member, kind):
+    """Rank 1 takes no part in what a thread of rank 0 does in the end."""
+    device = Device(kind, member)
+    member.start()
+    whole, cut = ThreadPoolExecutor(1).submit(reduced, device).result(), None
+    if member.rank == 0:
+        issued = threading.Event()
+        device.fake.inside = issued.set
+        lost = ThreadPoolExecutor(1).submit(reduced, device)
+        assert issued.wait(30)
+        member.registry.abort()
+        cut = type(lost.exception())
+    member.meet("over")
+    device.check()
+    return whole, cut
+
+
+def test_an_abort_gives_a_thread_of_the_script_no_garbage(make_world):
+    assert run(make_world, "fake", is_aborted_in_a_thread) == [([2.0] * 4, PeerLostError), ([2.0] * 4, None)]
 
 
 def fails_to_abort(member, kind):
