@@ -8,7 +8,8 @@ import torch
 from kit.cluster import Cluster
 
 REFUSED, DIFFER = 94, 95
-LATE = Path(__file__).parent / "scripts" / "late_difference.py"
+SCRIPTS = Path(__file__).parent / "scripts"
+LATE = SCRIPTS / "late_difference.py"
 
 
 def replaced_and_spoilt(cluster, layout, nproc):
@@ -51,13 +52,22 @@ def test_shards_are_compared_across_replicas(cluster):
     assert "(of ranks 1, 3)" in " ".join(job.stderr.split())
 
 
-def test_the_last_version_that_is_named_as_right_was_compared(cluster):
-    """Replicas differ from version 7 on, are compared at 6 and 8, and the snapshots of 7 are not the last good ones."""
-    job: Cluster = cluster("20", "6", script=LATE, nproc=2, spares=1)
+def test_no_version_that_differs_is_made_durable(cluster, tmp_path):
+    """Replicas differ from version 7 on. Until 8 steps after the repair, each version is compared before it is committed."""
+    kept = tmp_path / "kept"
+    every = ("--durable", str(kept), "--durable-every", "1")
+    job: Cluster = cluster("20", "6", str(kept), script=LATE, nproc=2, spares=1, options=every)
     assert job.wait_exit() == DIFFER, job.told()
-    said = " ".join(job.stderr.split())
-    assert "differ after its repair, at version 8:" in said, job.told()
-    assert "version 6 is the last one that was compared" in said
+    assert max(path.name for path in kept.iterdir()) <= "step-00000006"
+    assert "differ after its repair, at version 7:" in " ".join(job.stderr.split()), job.told()
+
+
+@pytest.mark.parametrize("lost", [(2,), pytest.param((0, 2), id="all ranks, one after the other")])
+def test_a_rank_is_no_evidence_until_it_was_compared_after_its_own_repair(lost, cluster):
+    """Otherwise two ranks that were not replaced would differ, and the wrong restore be learned as the script's intent."""
+    job: Cluster = cluster(*map(str, lost), script=SCRIPTS / "lost_while_compared.py", nproc=3, spares=3)
+    assert job.wait_exit() == DIFFER, job.told()
+    assert "on rank 1 (of ranks 0, 1, 2)" in " ".join(job.stderr.split())
 
 
 @pytest.mark.parametrize(("steps", "later"), [(20, 15), pytest.param(19, 17, id="compared after the last step only")])

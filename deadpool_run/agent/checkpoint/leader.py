@@ -287,7 +287,7 @@ class CheckpointLeader:
     async def finish(self, exit_code: int, reason: str) -> tuple[int, str]:
         """Write the last common version of the ended workers, and return how the run ended. `close` cuts it short.
 
-        If replicas differ after a repair, nothing is written: no version since they were last compared is known to be right.
+        If replicas differ after a repair, nothing is written: the cause is not known, and may be older than the difference.
         """
         if exit_code == ReplicasDifferError.exit_code:
             self.close()

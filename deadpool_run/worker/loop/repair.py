@@ -24,7 +24,7 @@ from deadpool_run.worker.groups import backend
 from deadpool_run.worker.groups.connect import Source
 from deadpool_run.worker.groups.ddp_buckets import Wrappers
 from deadpool_run.worker.groups.registry import GroupState, Registry
-from deadpool_run.worker.groups.rehearsal import REHEARSAL_STEPS, Rehearsal
+from deadpool_run.worker.groups.rehearsal import Rehearsal
 from deadpool_run.worker.groups.transcript import MAX_BYTES, Transcript
 from deadpool_run.worker.process import rehearsal_output, sources
 from deadpool_run.worker.process.blame import blame
@@ -34,7 +34,6 @@ from deadpool_run.worker.snapshot.snapshot import Snapshots
 from deadpool_run.worker.variables.first_values import OTHER_SETUP
 from deadpool_run.worker.variables.values.unkept import advice
 from deadpool_run.worker.verify.agreement import LATE, ReplicaDifference
-from deadpool_run.worker.verify.coverage import is_sampled
 from deadpool_run.worker.verify.script_names import current_line, warn
 
 ATTACH_TIMEOUT = timedelta(seconds=30)
@@ -266,24 +265,22 @@ class RepairParticipant:
         """After attaching: note which replicas differ as before the loss; the others have to stay equal."""
         self.snapshots.agreement.share()
         found = self.snapshots.agreement.compare(strict=False, is_new=self.session.replacement)
-        if found and not self.registry.step_failed:
+        compared = not self.registry.step_failed
+        if found and compared:
             self._stop_for(found, self.completed)
-        self.snapshots.agreement.repaired(self.completed)
+        self.snapshots.agreement.repaired(self.completed, compared=compared)
 
     def agrees(self, version: Version) -> bool:
         """Compare replicas, at some versions; False if a rank was lost meanwhile. Stops the job if a repair made them differ."""
         agreement = self.snapshots.agreement
-        steps = agreement.steps_since_repair(version)  # an optimizer may not update in every step: at growing distances
-        after_repair = steps > 0 and (is_sampled(steps) or version == self.total)
-        if not after_repair and not (version >= REHEARSAL_STEPS and is_sampled(version - 1)):
+        if not agreement.is_due(version, self.total):
             return True
+        steps = agreement.steps_since_repair(version)
         with self.unrecorded():
             difference = agreement.compare(strict=steps > 0)
         if self.registry.step_failed:
             return False
-        if difference is None:
-            agreement.compared = version
-        else:
+        if difference is not None:
             self._stop_for(difference, version) if steps <= LATE else self._warn_of(difference, version, steps)
         return True
 
@@ -303,7 +300,7 @@ class RepairParticipant:
         dist.barrier(group=difference.group)  # the first rank that stops the job ends the others
         self.refuse(
             f"replicas that were equal before a loss differ after its repair, at version {version}: {difference}.\n"
-            f"The job stops: {self.snapshots.agreement.known()}. These tensors of the last two versions are kept in {evidence}. "
+            f"The job stops: no durable checkpoint has this difference. These tensors of the last two versions are kept in {evidence}. "
             "Run `deadpool-run check` on the script to find out why.",
             ReplicasDifferError,
         )

@@ -1,8 +1,10 @@
 """Compares replicas after each repair: the tensors that DDP and DTensor keep equal on several ranks.
 
-This is the last check on a repair: a new difference between replicas stops the job. Some tensors differ without a loss,
-such as weights between two averages. Comparisons without a loss, at growing distances, learn them, and the snapshot has
-their names. Buffers are left out: DDP makes them equal at the next forward, if at all.
+This is the last check on a repair: a new difference between replicas stops the job. In the first steps after a repair, each
+version is compared before a rank captures it. So no durable checkpoint has one that was not compared.
+
+Some tensors differ without a loss, such as weights between two averages. Comparisons without a loss, at growing distances, learn
+them, and the snapshot has their names. Buffers are left out: DDP makes them equal at the next forward, if at all.
 """
 
 import zlib
@@ -18,8 +20,10 @@ from torch.distributed.tensor import DTensor
 from deadpool_run.ids import Version
 from deadpool_run.text import shortened
 from deadpool_run.worker.compat.group_api import GroupApi
+from deadpool_run.worker.groups.rehearsal import REHEARSAL_STEPS
 from deadpool_run.worker.state.digest import digest, digest_all, sampled
 from deadpool_run.worker.state.protected import Protected
+from deadpool_run.worker.verify.coverage import is_sampled
 
 LATE = 8
 """Steps. A difference that is found later after a repair may come from the script: from a phase that lets replicas differ."""
@@ -48,24 +52,25 @@ class Agreement:
     def __init__(self, protected: Protected) -> None:
         self._protected = protected
         self._resumed: Version | None = None
-        self.compared: Version | None = None
-        """The last version at which no new difference was found."""
+        self._is_evidence = False
         self.unequal: set[str] = set()
         """Names of the tensors that differed without a loss."""
 
-    def repaired(self, version: Version) -> None:
-        """Note that training resumes at this version after a repair. Replicas were just compared at it."""
-        self._resumed = self.compared = version
-
-    def known(self) -> str:
-        """Return which version is known to be right, as text."""
-        if self.compared is None:
-            return "no version was compared before"
-        return f"version {self.compared} is the last one that was compared, and later ones may be wrong"
+    def repaired(self, version: Version, *, compared: bool) -> None:
+        """Note that training resumes at this version after a repair, and whether replicas were `compared` there."""
+        self._resumed = version
+        self._is_evidence |= compared
 
     def steps_since_repair(self, version: Version) -> int:
         """Return how many steps the version is away from the last repair; 0 without one."""
         return 0 if self._resumed is None else version - self._resumed
+
+    def is_due(self, version: Version, total: int) -> bool:
+        """Return whether replicas are compared at this version of `total`. An optimizer may not update in every step."""
+        steps = self.steps_since_repair(version)
+        if steps > 0 and (steps <= LATE or is_sampled(steps) or version == total):
+            return True
+        return version >= REHEARSAL_STEPS and is_sampled(version - 1)
 
     def share(self) -> None:
         """Add the other ranks' `unequal` to this rank's. A replacement has only the names of its snapshot, which is older."""
@@ -80,9 +85,9 @@ class Agreement:
     def compare(self, *, strict: bool, is_new: bool = False) -> ReplicaDifference | None:
         """Return a difference between this rank's tensors and their replicas. Without `strict`, learn the names that differ.
 
-        `is_new`: this process is a replacement. What only those have otherwise, in their first repair, is a difference in any case.
+        `is_new`: this process is a replacement. Until it was compared after a repair, it is no evidence of what the script intends.
         """
-        found = None
+        found, is_new = None, is_new and not self._is_evidence
         for group, tensors in self._by_group():
             found = self._compare_in(group, tensors, strict=strict, is_new=is_new) or found
         return found
@@ -92,16 +97,15 @@ class Agreement:
     ) -> ReplicaDifference | None:
         names = [name for name, _ in tensors if name not in self.unequal]
         own = [tensor if strict else sampled(tensor) for name, tensor in tensors if name not in self.unequal]
-        whole = torch.tensor([zlib.crc32("\n".join(names).encode()), len(own), digest_all(own)])
+        whole = torch.tensor([zlib.crc32("\n".join(names).encode()), len(own), digest_all(own), int(is_new)])
         rows = _gathered(whole, group)
-        if any(row[:2] != rows[0][:2] for row in rows) or all(row == rows[0] for row in rows):
+        if any(row[:2] != rows[0][:2] for row in rows) or all(row[2] == rows[0][2] for row in rows):
             return None  # equal; or not the same tensors on all ranks, as in a sharded optimizer
         table = _gathered(torch.tensor([digest(tensor) for tensor in own]), group)
         columns = dict(zip(names, zip(*table, strict=True), strict=True))
         wrong = {name: column for name, column in columns.items() if len(set(column)) > 1}
         if not strict:
-            are_new = [row != [0] for row in _gathered(torch.tensor([int(is_new and self._resumed is None)]), group)]
-            wrong = self._learn(wrong, are_new)
+            wrong = self._learn(wrong, [row[3] != 0 for row in rows])
         if not wrong:
             return None
         ranks = dist.get_process_group_ranks(group)
@@ -111,14 +115,15 @@ class Agreement:
         return ReplicaDifference(tuple(wrong), tuple(ranks), odd, group)
 
     def _learn(self, wrong: dict[str, tuple[int, ...]], are_new: list[bool]) -> dict[str, tuple[int, ...]]:
-        """Learn names that differ between ranks, except those in which two or more ranks that are not new agree; return these.
+        """Learn the names in which ranks differ by intent. Return the others: a repair has made that difference.
 
-        A repair has made that difference.
+        All ranks that are not new agree then. With fewer than two of these, any two ranks that agree show it.
         """
         spoiled = {}
         for name, column in wrong.items():
             old = [value for value, is_new in zip(column, are_new, strict=True) if not is_new]
-            if len(old) > 1 and len(set(old)) == 1:
+            agree = len(set(old)) == 1 if len(old) > 1 else len(set(column)) < len(column)
+            if agree:
                 spoiled[name] = column
         self.unequal.update(wrong.keys() - spoiled.keys())
         return spoiled

@@ -1,4 +1,7 @@
-"""Loses rank 1 in step 4. From step LATER on, the rate depends on a count in a queue: late_difference.py STEPS LATER."""
+"""Loses rank 1 in step 4. From step LATER on, the rate depends on a count in a queue: late_difference.py STEPS LATER [KEPT].
+
+With KEPT, step LATER + 1 waits until the version before it is durable there.
+"""
 
 import os
 
@@ -7,6 +10,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import queue
 import signal
 import sys
+import time
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -17,16 +22,25 @@ import deadpool_run as deadpool
 DIES = 4
 
 
+def wait_for(path):
+    """Wait up to 20 seconds."""
+    until = time.monotonic() + 20
+    while not path.exists() and time.monotonic() < until:
+        time.sleep(0.01)
+
+
 def main():
     job = deadpool.init()
     torch.manual_seed(0)
     model = DistributedDataParallel(nn.Linear(8, 8))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     job.protect(model=model, optimizer=optimizer)
-    counts, (steps, later) = queue.SimpleQueue(), map(int, sys.argv[1:])
+    counts, (steps, later), kept = queue.SimpleQueue(), map(int, sys.argv[1:3]), sys.argv[3:]
     counts.put(0.0)  # the trial refuses integers
     for step in job.steps(steps):
         with step:
+            if kept and step.index == later + 1:
+                wait_for(Path(kept[0], f"step-{step.index:08d}"))
             count = counts.get()
             counts.put(count + 1)
             if step.index >= later:

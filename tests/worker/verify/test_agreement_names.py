@@ -1,5 +1,6 @@
 """Tensors that differ between replicas without a loss: one rank learns them, all know them after a repair, and none forgets them."""
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
@@ -50,3 +51,25 @@ def test_what_only_a_replacement_has_otherwise_is_not_learned(make_world):
     for unequal, found in make_world(3).run(spoils):
         assert unequal == ["model/bias"]
         assert found == (("model/weight",), (2,))
+
+
+def spoils_with_one_survivor(member):
+    """Rank 0 only is not new. One name differs on rank 2 only, and another one on all ranks."""
+    member.start()
+    model = DistributedDataParallel(torch.nn.Linear(2, 1))
+    protected = Protected()
+    protected.add("model", model)
+    agreement = Agreement(protected)
+    with torch.no_grad():
+        model.module.bias += member.rank
+        model.module.weight += member.rank == 2
+    found = agreement.compare(strict=False, is_new=member.rank > 0)
+    dist.barrier()
+    return sorted(agreement.unequal), found and (found.names, found.odd)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_of_one_survivor_and_replacements_those_that_agree_are_right(make_world, size):
+    for unequal, found in make_world(size).run(spoils_with_one_survivor):
+        assert unequal == ["model/bias"]
+        assert found == ((("model/weight",), (2,)) if size > 2 else None)
