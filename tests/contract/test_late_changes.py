@@ -11,10 +11,11 @@ REFUSED = 94
 SCRIPTS = Path(__file__).parent / "scripts"
 
 
+@pytest.mark.parametrize("replaced", [(), ("replaced",)])
 @pytest.mark.parametrize(("how", "when"), [("counted", "in step 9"), ("data", "in training")])
-def test_an_unprotected_module_that_first_changes_late_stops_the_job(how, when, cluster):
-    """In that step, or at a loss if torch has counted no write."""
-    job: Cluster = cluster(how, script=SCRIPTS / "late_change.py", nproc=2, spares=1)
+def test_an_unprotected_module_that_first_changes_late_stops_the_job(how, when, replaced, cluster):
+    """In that step, or at a loss if torch has counted no write. Also if no process is left that has begun with the job."""
+    job: Cluster = cluster(how, *replaced, script=SCRIPTS / "late_change.py", nproc=2, spares=2)
     assert job.wait_exit() == REFUSED, job.told()
     said = " ".join(job.stderr.split())
     assert f"the module 'target' (Linear) is not protected, and its 'weight' changed {when}:" in said

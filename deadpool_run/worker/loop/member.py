@@ -66,8 +66,8 @@ class LoopMember(RepairParticipant):
         for module in self.snapshots.protected.modules.values():
             module.find_wrappers()
         self.end_setup()
+        self._coverage.begin(rehearses=self.rehearsing)
         if not self.rehearsing:
-            self._coverage.begin()
             if not self.practising:
                 self._live = self.completed
                 self.snapshots.capture_now(self.completed)
@@ -280,7 +280,7 @@ class LoopMember(RepairParticipant):
         self.registry.recording = None
 
     def _bring_to(self, version: Version) -> None:
-        if problem := self._coverage.changed():  # through `.data`, say; of a replacement nothing is watched
+        if problem := self._coverage.changed():  # through `.data`, say
             self.refuse(problem)
         super()._bring_to(version)
 

@@ -80,7 +80,7 @@ class Coverage:
         """The watched tensors, of which torch counts the writes."""
         self._counts: list[int] = []
         self._wrappers: weakref.WeakSet[nn.Module] = weakref.WeakSet()
-        self._has_begun = False
+        self._rehearses = False
         self._helpers: list[tuple[weakref.ref[Any], str]] = []
         """Unprotected schedulers and scalers that a replacement makes too, each with its state at first."""
         self._late: list[tuple[weakref.ref[Any], str]] = []
@@ -91,10 +91,14 @@ class Coverage:
         self._pending: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
         """Optimizers that are not known to be protected, each with the first step in which it updated."""
 
-    def begin(self) -> None:
-        """Find the unprotected objects when the loop begins. Takes some tens of milliseconds."""
-        self._has_begun = True
-        _warn_of_measured_algorithms()
+    def begin(self, *, rehearses: bool = False) -> None:
+        """Find the unprotected objects when the loop begins. Takes some tens of milliseconds.
+
+        A replacement `rehearses` first. What it has then, the first process of the rank had after the same steps.
+        """
+        self._rehearses = rehearses
+        if not rehearses:
+            _warn_of_measured_algorithms()
         made.take_made()
         modules, optimizers, loose, helpers = _live_objects()
         self._helpers += self._unprotected_helpers(helpers)
@@ -128,12 +132,8 @@ class Coverage:
     def problem(self, step: int, *, look: bool) -> str:
         """Return an error message about an unprotected object that the step trained; empty if there is none.
 
-        Unprotected tensors are compared with their first samples if torch has counted a write; with `look`, all are. A replacement
-        has not begun. The schedulers and scalers of its set-up and its rehearsal are those that the rank's first process had.
+        Unprotected tensors are compared with their first samples if torch has counted a write; with `look`, all are.
         """
-        if not self._has_begun:
-            self._has_begun = True
-            self._helpers += self._unprotected_helpers(made.take_made())
         for optimizer, first in list(self._pending.items()):
             if self._is_held_by_objects(optimizer):
                 del self._pending[optimizer]
@@ -162,8 +162,24 @@ class Coverage:
         return self._changed(f"in step {step}")
 
     def changed(self) -> str:
-        """Return an error message about an unprotected tensor that has changed since the loop began; empty if there is none."""
+        """Return an error message about an unprotected tensor that has changed since the loop began; empty if there is none.
+
+        Call it before each restore. The first one of a replacement ends its rehearsal: no peer has kernels on the device yet.
+        """
+        if self._rehearses:
+            self._begin_after_rehearsal()
+            return ""
         return self._changed("in training")
+
+    def _begin_after_rehearsal(self) -> None:
+        self._rehearses = False
+        helpers = [helper for reference, _ in self._helpers if (helper := reference()) is not None]
+        self._helpers = list(self._unprotected_helpers([*helpers, *made.take_made()]))
+        for watched in self._watched:
+            if (tensor := watched.present()) is not None:
+                watched.before = sample(tensor)
+                watched.note(tensor)
+        self._count()
 
     def _unprotected_helpers(self, helpers: Iterable[Any]) -> Iterator[tuple["weakref.ref[Any]", str]]:
         """Yield those that no protected object refers to, with their states. A disabled scaler has none."""

@@ -272,12 +272,21 @@ def test_algorithms_that_cudnn_measures_are_warned_of(monkeypatch, measures):
     assert any("cudnn.benchmark is on" in str(each.message) for each in said) == measures
 
 
-def test_a_replacement_knows_the_helpers_of_its_set_up(recwarn):
-    """It has made what the rank's first process had: a loss is no reason to refuse one that does not change."""
-    optimizer = torch.optim.SGD([torch.ones(1, requires_grad=True)], lr=0.1)
+def test_a_replacement_begins_with_what_it_has_after_its_rehearsal(recwarn):
+    """The rank's first process had the same: a loss is no reason to refuse what does not change from then on."""
+    target = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(target.parameters(), lr=0.1)
     protected = Protected()
     coverage = Coverage(protected)
+    coverage.begin(rehearses=True)
     unused = torch.optim.lr_scheduler.StepLR(optimizer, 2)
-    assert coverage.problem(7, look=False) == ""
+    with torch.no_grad():
+        target.weight.add_(1)
+    assert coverage.changed() == ""
+    assert coverage.problem(7, look=True) == ""
+    assert coverage.changed() == ""
     assert not protected.late, unused
     assert not recwarn
+    with torch.no_grad():
+        target.weight.add_(1)
+    assert "'weight' changed in step 8" in coverage.problem(8, look=False)
