@@ -239,10 +239,14 @@ class FakeKernelWork(dist.Work):
             self.communicator.abort()
             raise RuntimeError("Work ran for longer than its timeout, and the communicator was aborted")
         device.current.wait_event(self.event)
+        if self.communicator.aborted.is_set() or self.communicator.error:
+            raise dist.DistBackendError("NCCL operation failed")
         return True
 
     def synchronize(self):
-        self.wait()
+        """Make the current stream wait, and raise nothing."""
+        self.communicator.stash.pop(id(self), None)
+        self.communicator.device.current.wait_event(self.event)
 
     def is_completed(self):
         return self.event.passed()

@@ -2,7 +2,7 @@
 
 In a process that calls `use()`, the device runs all collectives of deadpool groups on CPU tensors (`fake_communicator`).
 The table names the source of each behaviour. PGN is ProcessGroupNCCL.cpp of torch 2.13; .hpp is its header, which is
-also in the wheel. The other files are those of NCCL 2.30.7.
+also in the wheel. PGN2 is ProcessGroupNCCL2 of torch 2.15, in the folder nccl2. The other files are those of NCCL 2.30.7.
 
 | behaviour | source |
 | --- | --- |
@@ -11,6 +11,8 @@ also in the wheel. The other files are those of NCCL 2.30.7.
 | a send or receive in a coalescing returns None | PGN `pointToPoint`: nullptr if `coalescing_state_` (.hpp:1411) |
 | a barrier uses the device in `opts.device` | ProcessGroup.hpp:860 |
 | `wait` makes the current stream wait, not the host | PGN `WorkNCCL::synchronize`: cudaStreamWaitEvent |
+| `wait` raises after an abort, or when the watchdog has found an error, also for a collective that had ended | PGN2 WorkNCCL.cpp `wait`: `checkStatus` asks `comm->getError()` before the events; PGN `wait`: `if (exception())` |
+| `synchronize` and `get_future` raise nothing then | PGN2 WorkNCCL.cpp `synchronizeInternal`, `getFuture` |
 | `wait(timeout)` blocks the host; after the timeout it aborts and raises | PGN `WorkNCCL::wait`, `handleException` |
 | a kernel whose peer is lost hangs until the abort, then leaves garbage (here NaN) | src/device/primitives.h:154 `checkAbort` |
 | an abort waits for every kernel of the process | src/init.cc:267 `commFree`: cudaFree, cudaFreeHost (src/include/alloc.h:166, 568) |

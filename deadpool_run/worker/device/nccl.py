@@ -39,7 +39,8 @@ SETTINGS = {
 
 _POLL_S = 0.0005
 _PEER_FAILURE = re.compile(
-    r"ncclRemoteError|ncclSystemError|remote process exited|unhandled system error|was aborted|revoked|time[d]?[ -]?out",
+    r"ncclRemoteError|ncclSystemError|remote process exited|unhandled system error|was aborted|revoked|time[d]?[ -]?out|"
+    r"NCCL operation failed",  # of `ProcessGroupNCCL2`: its watchdog has found an error, or has revoked
     re.IGNORECASE,
 )
 """Texts of NCCL's result codes and torch's own checks when a peer or the network fails. Other errors are the script's."""

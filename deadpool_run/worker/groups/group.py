@@ -20,7 +20,7 @@ from deadpool_run.worker.groups import script_threads
 from deadpool_run.worker.groups.collectives import COALESCED, COLLECTIVES, Collective, Parts, answer
 from deadpool_run.worker.groups.connect import EpochGroup
 from deadpool_run.worker.groups.owner import NO_ATTEMPT, GroupOwner
-from deadpool_run.worker.groups.works import FakeWork, GuardedWork, RecordedWork, ThreadedWork
+from deadpool_run.worker.groups.works import DeviceWork, FakeWork, GuardedWork, ThreadedWork
 
 _UNSLICED = frozenset(
     {
@@ -109,10 +109,7 @@ class Group(GroupApi):
     def issue_on_device(
         self, target: str, collective: Collective, args: Parts, kwargs: dict[str, Any], parts: Parts
     ) -> Any:
-        """Issue on the device. Returns the library's own work, or None; it counts as waited for at once.
-
-        The host never waits for it. A wrapper would lose the stream semantics of its future.
-        """
+        """Issue on the device. The work, if there is one, counts as waited for at once: the host never waits for it."""
         registry, name = self.registry, collective.name
         assert self._device is not None
         self._device.check_issue(name)
@@ -135,15 +132,14 @@ class Group(GroupApi):
         fill = None if recording is None or entry is None else partial(recording.fill, entry, outputs)
         if script_threads.is_scripts():
             fill = partial(self._confirm, name, channel, fill)
-        if fill is None:
-            return work
-        if started is not None:  # not issued yet: the end of the coalescing does that
+        if started is not None and fill is not None:  # not issued yet: the end of the coalescing does that
             started.fills.append(fill)
-            return work
-        if work is None:  # complete for the current stream, on which `fill` copies
+            fill = None
+        if work is not None:
+            return DeviceWork(self, channel, work, name, fill)
+        if fill is not None:  # complete for the current stream, on which `fill` copies
             fill()
-            return None
-        return RecordedWork(work, fill)
+        return None
 
     def _confirm(self, what: str, channel: Channel, then: Callable[[], None] | None) -> None:
         """Wait until the device has ended a collective of a thread of the script: no step discards what an abort leaves."""
@@ -219,12 +215,10 @@ class Group(GroupApi):
             work = c10d.end_coalescing(started.channel.target, device)
         finally:
             started.channel.leave()
-        if not started.fills:
-            return work
-        if work is None:
-            started.fill()
-            return None
-        return RecordedWork(work, started.fill)
+        if work is not None:
+            return DeviceWork(self, started.channel, work, COALESCED.name, started.fill)
+        started.fill()
+        return None
 
     end_coalescing = _end_coalescing
 

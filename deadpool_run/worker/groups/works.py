@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch.futures import Future
 
 from deadpool_run.errors import PeerLostError
+from deadpool_run.worker.device.channel import Channel
 from deadpool_run.worker.groups.collectives import Collective, Parts
 from deadpool_run.worker.groups.owner import Issuer
 
@@ -248,37 +249,62 @@ class FakeWork(GuardedWork):
     _source_rank = source_rank
 
 
-class RecordedWork(dist.Work):
-    """An NCCL work, with what follows when it is waited for: a transcript is recorded, or a thread of the script waits."""
+class DeviceWork(dist.Work):
+    """A work of the device's library. Its wait is the library's, but raises only errors of the script.
 
-    def __init__(self, work: Any, record: Callable[[], None]) -> None:
+    After an abort the library raises: `ProcessGroupNCCL2` in each wait, `ProcessGroupNCCL` if its watchdog was faster. The
+    outputs are garbage then, as those of a collective that was waited for before its abort. Futures are the library's own.
+    """
+
+    def __init__(
+        self, group: Issuer, channel: Channel, work: Any, name: str, record: Callable[[], None] | None = None
+    ) -> None:
+        """`record` is called when the work is waited for. The work uses the channel's communicator, and keeps it."""
         super().__init__()
+        self._group = group
+        self._channel = channel
         self._work = work
-        self._record: Callable[[], None] | None = record
+        self._name = name
+        self._record = record
+        self._generation = group.generation
+        self._attempt = group.registry.attempt_here()
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Wait as NCCL does: the current stream waits, the host does not."""
-        done = bool(self._work.wait() if timeout is None else self._work.wait(timeout))
+        """Wait as the library does: the current stream waits, the host does not."""
+        registry = self._group.registry
+        registry.check_attempt(self._name, self._attempt)
+        try:
+            done = bool(self._work.wait() if timeout is None else self._work.wait(timeout))
+        except RuntimeError as error:
+            self._record = None
+            registry.failed(error, self._name, self._generation, attempt=self._attempt, device=registry.device)
+            return True
         if self._record is not None:
             self._record()
         self._record = None
         return done
 
+    def synchronize(self) -> None:
+        """Wait."""
+        self.wait()
+
     def get_future(self) -> Future[Any]:
-        """Return NCCL's own future, with its stream semantics."""
+        """Return the library's own future, with its stream semantics."""
+        self._group.registry.check_attempt(self._name, self._attempt)
         future: Future[Any] = self._work.get_future()
         return future
 
-    def __getattribute__(self, name: str) -> Any:
-        """Return NCCL's own attribute, but for `wait` and `get_future`."""
-        if name in _NCCL_OWN:
-            return getattr(object.__getattribute__(self, "_work"), name)
-        return object.__getattribute__(self, name)
+
+def _own(name: str) -> Callable[..., Any]:
+    def call(self: DeviceWork, *args: Any) -> Any:
+        return getattr(self._work, name)(*args)
+
+    call.__name__ = call.__qualname__ = name
+    return call
 
 
-_NCCL_OWN = frozenset(
-    {
-        *("is_completed", "is_success", "exception", "result", "synchronize", "source_rank", "_source_rank"),
-        *("block_current_stream", "get_future_result", "_get_op_type", "_get_duration"),
-    }
-)
+for _name in (
+    *("is_completed", "is_success", "exception", "result", "source_rank", "_source_rank"),
+    *("block_current_stream", "get_future_result", "_get_op_type", "_get_duration"),
+):
+    setattr(DeviceWork, _name, _own(_name))

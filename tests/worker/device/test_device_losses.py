@@ -46,6 +46,26 @@ def test_an_error_that_the_library_finds_by_itself_starts_a_repair(make_world):
         assert got == [2.0] * 4
 
 
+def waits_after_an_error(member, kind):
+    device = Device(kind, member)
+    member.start()
+    reduced(device)
+    member.registry.begin_step()
+    member.meet("ready")
+    work = dist.all_reduce(device.full(1), async_op=True)
+    device.fake.communicators[0].fail("COMM_ERROR")
+    work.wait()
+    state, failed = member.registry.state, member.registry.step_failed
+    member.meet("waited")
+    device.check()
+    return state is GroupState.DRAINING, failed, member.failures
+
+
+def test_a_wait_after_an_error_of_the_library_starts_a_repair(make_world):
+    """The error may be seen in a wait before anything asks for it."""
+    assert run(make_world, "fake", waits_after_an_error) == [(True, True, ["allreduce: NCCL operation failed"])] * 2
+
+
 def errs(member, kind, text):
     """Return how often the collective ran, what it raised, and whether the groups are drained."""
     device = Device(kind, member)

@@ -37,6 +37,8 @@ LOST = (
     "NCCL communicator was aborted on rank 3.",
     "NCCL commInitRankConfig failed during reconfigure timed out after 30000 ms",
 )
+OF_A_WAIT = ("NCCL operation failed", "Watchdog caught collective operation timeout: NCCL operation timed out")
+"""Errors of `wait` of `ProcessGroupNCCL2` after a revoke, or when its watchdog has found an error. They name no cause."""
 THE_SCRIPTS = (
     "NCCL error in: NCCLUtils.cpp:77, invalid usage (run with NCCL_DEBUG=WARN for details), NCCL version 2.30.7",
     "NCCL error in: NCCLUtils.cpp:77, unhandled cuda error (run with NCCL_DEBUG=INFO for details), NCCL version 2.30.7",
@@ -59,7 +61,9 @@ def environment():
         setattr(_symmetric_memory, name, function)
 
 
-@pytest.mark.parametrize(("text", "is_lost"), [(text, True) for text in LOST] + [(text, False) for text in THE_SCRIPTS])
+@pytest.mark.parametrize(
+    ("text", "is_lost"), [(text, True) for text in LOST + OF_A_WAIT] + [(text, False) for text in THE_SCRIPTS]
+)
 def test_only_errors_of_peers_and_network_count_as_a_loss(text, is_lost):
     assert Nccl().is_peer_failure(dist.DistBackendError(text)) is is_lost
 
@@ -141,14 +145,25 @@ def test_cudas_own_texts_say_whether_a_gpu_failed(code, is_device):
     assert (blame(RuntimeError(text)) is Blame.DEVICE) is is_device, text
 
 
+TORCH_CUDA = Path(torch.__file__).parent / "lib" / "libtorch_cuda.so"
+
+
+def has(path, text):
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        return content.find(text.encode() + b"\0") >= 0
+
+
 @in_the_cuda_build
 def test_torch_and_nccl_read_every_setting():
-    torch_cuda = Path(torch.__file__).parent / "lib" / "libtorch_cuda.so"
     nccl, _ = library("libnccl")
     for name in SETTINGS:
-        path = nccl if name.startswith("NCCL_") else torch_cuda
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            assert content.find(name.encode() + b"\0") >= 0, f"{path.name} does not know {name}"
+        path = nccl if name.startswith("NCCL_") else TORCH_CUDA
+        assert has(path, name), f"{path.name} does not know {name}"
+
+
+@with_nccl2
+def test_torch_has_the_texts_of_a_wait_that_fails():
+    assert all(has(TORCH_CUDA, text) for text in OF_A_WAIT)
 
 
 @in_the_cuda_build
