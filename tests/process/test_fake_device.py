@@ -54,6 +54,16 @@ def test_rungs_of_the_ladder_on_a_device(cluster, reference, tmp_path):
     assert not violations.exists(), violations.read_text(encoding="utf-8")
 
 
+def test_a_scaler_that_skips_the_update_of_an_aborted_step(cluster, reference, tmp_path):
+    """It finds the NaN of the aborted collective. Survivors keep their run of the script, as with an optimizer that is stopped."""
+    violations = tmp_path / "violations"
+    words = ("--layout", "ddp-scaled", "--steps", "9", "--die", "rank=1,step=4,at=collective,n=1")
+    job = cluster(*words, env={"FAKE_DEVICE": "1", VIOLATIONS_VARIABLE: str(violations)})
+    job.check_repaired(reference("ddp-scaled", 9), [1])
+    assert len(job.account.of("start")) == 5, "a survivor has run its script again"
+    assert not violations.exists(), violations.read_text(encoding="utf-8")
+
+
 AHEAD = 4
 """The step from which on the host runs ahead, and tells no states: it would wait for the device."""
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.amp.grad_scaler import GradScaler
 from torch.distributed import device_mesh
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
@@ -115,11 +114,6 @@ def forget_reduction(ddp: DistributedDataParallel) -> None:
 def note_all_gradients(ddp: DistributedDataParallel) -> None:
     """Mark all gradients as ready in DDP's reducer, so that it can decide its buckets."""
     ddp.reducer._push_all_rebuilt_params()  # noqa: SLF001
-
-
-def forget_unscaled(scaler: GradScaler) -> None:
-    """Reset the scaler's notes on unscaled optimizers; a disabled scaler has none."""
-    getattr(scaler, "_per_optimizer_states", {}).clear()
 
 
 def has_workers(loader: Any) -> bool:

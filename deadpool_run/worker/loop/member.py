@@ -13,14 +13,14 @@ from deadpool_run.vault.segments import write_blob
 from deadpool_run.vault.status_page import Phase
 from deadpool_run.wire.messages import THIS_WORKER
 from deadpool_run.worker.compat import c10d
-from deadpool_run.worker.compat.modules import has_buckets, local
+from deadpool_run.worker.compat.modules import has_buckets
 from deadpool_run.worker.groups import backend
 from deadpool_run.worker.groups.ddp_buckets import LateBuckets
 from deadpool_run.worker.groups.rehearsal import REHEARSAL_STEPS
 from deadpool_run.worker.groups.transcript import Transcript
 from deadpool_run.worker.loop.repair import RepairParticipant
 from deadpool_run.worker.loop.trial import Trial
-from deadpool_run.worker.loop.updates import OUTSIDE_LOOP, Updates, refuse_captured
+from deadpool_run.worker.loop.updates import OUTSIDE_LOOP, Updates, first_gradient, refuse_captured
 from deadpool_run.worker.process import rehearsal_output
 from deadpool_run.worker.process.session import Session
 from deadpool_run.worker.snapshot import buckets
@@ -51,7 +51,7 @@ class LoopMember(RepairParticipant):
         self.registry.verify = verify
         if verify:
             self.snapshots.variables.refuse = self._refuse_lost
-        self._updates = Updates(self._before_optimizer)
+        self._updates = Updates(self._before_optimizer, self._stop_if_lost)
         self._late = LateBuckets(self._decide_buckets, lambda: self.is_rehearsal or self.registry.recording is not None)
 
     # --- steps ---------------------------------------------------------------------------------------------------
@@ -96,13 +96,12 @@ class LoopMember(RepairParticipant):
         self._note_update(optimizer, has_closure=bool(args or kwargs))
         if self.rehearsing:
             return
-        in_backward = c10d.in_backward()  # don't raise there: autograd and FSDP2 would be left half-way
-        if self._in_step and self.registry.step_failed and not in_backward:
-            self._stopped = True
-            raise StepAborted("a peer was lost during this step")
+        self._stop_if_lost()
         self.snapshots.wait()
         # If a peer died now with its copy half written, two steps would be lost: this one and the one it was copying.
-        if self._in_step and not (self._updates.begun or in_backward or self.snapshots.copy_thread.settle_peers()):
+        if self._in_step and not (
+            self._updates.begun or c10d.in_backward() or self.snapshots.copy_thread.settle_peers()
+        ):
             self._stopped = True
             raise StepAborted("a peer was lost while it copied its snapshot")
         if not self._updates.begun:
@@ -113,11 +112,14 @@ class LoopMember(RepairParticipant):
         if self._in_step:
             self._rank_entry.phase = Phase.OPTIMIZER
 
-    def _note_update(self, optimizer: torch.optim.Optimizer, *, has_closure: bool) -> None:
-        """Note the optimizer: it must be protected, and a rehearsal must step it too.
+    def _stop_if_lost(self) -> None:
+        """Stop the step if a peer was lost, but not in a backward: autograd and FSDP2 would be left half-way."""
+        if self._in_step and self.step_failed and not c10d.in_backward():
+            self._stopped = True
+            raise StepAborted("a peer was lost during this step")
 
-        With a closure, this step has no gradients yet.
-        """
+    def _note_update(self, optimizer: torch.optim.Optimizer, *, has_closure: bool) -> None:
+        """Note the optimizer: it must be protected, and a rehearsal must step it too. With a closure, there are no gradients yet."""
         if not self._in_loop:
             if self._updates.note_outside():
                 self._link.send(ev.LoopBypassed(THIS_WORKER))
@@ -130,8 +132,7 @@ class LoopMember(RepairParticipant):
         if not self.rehearsing:
             self._coverage.note(optimizer, index)
             if self.registry.marks.open and not has_closure:
-                gradients = (parameter.grad for group in optimizer.param_groups for parameter in group["params"])
-                self.registry.mark("gradient", [local(each) for each in gradients if each is not None][:1])
+                self.registry.mark("gradient", first_gradient(optimizer))
 
     def exit_step(self, error: BaseException | None) -> bool:
         """`with step:` ends; return whether to swallow its exception."""
@@ -187,7 +188,7 @@ class LoopMember(RepairParticipant):
 
     def _discard(self, *, step_failed: bool) -> None:
         """End a step that will be repeated: find out which version the live objects hold."""
-        if step_failed and self._updates.always and not (self._stopped or self._updates.begun):
+        if step_failed and self._updates.always and not (self._stopped or self._updates.reached):
             # The script skipped its optimizer for the first time: it caught an exception.
             self.report_and_wait("its step ended without a step of an optimizer")
         kept = self._stopped and not self._updates.begun and self.snapshots.is_untouched()
@@ -325,10 +326,7 @@ class LoopMember(RepairParticipant):
         return not self.rehearsing and not self._released and (self.interrupted or self.registry.step_failed)
 
     def report_and_wait(self, why: str | BaseException) -> NoReturn:
-        """Report that the script failed after a loss, and wait for the order to run it again or to end.
-
-        Its objects may be half-way through an update.
-        """
+        """Report that the script failed after a loss, perhaps half-way through an update. Wait until it runs again or ends."""
         self._report_failure(why)
         self._link.orders.wait_left()
 

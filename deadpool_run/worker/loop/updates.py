@@ -4,11 +4,13 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from deadpool_run.errors import InterruptedUpdateError, ScriptError
-from deadpool_run.worker.compat import c10d
+from deadpool_run.worker.compat import c10d, scalers
+from deadpool_run.worker.compat.modules import local
 
 OUTSIDE_LOOP = (
     "this script updates weights outside of job.steps(): nothing protects it, and a lost rank restarts it from the beginning.\n"
@@ -27,13 +29,24 @@ def refuse_captured(optimizer: Optimizer) -> None:
         )
 
 
+def first_gradient(optimizer: Optimizer) -> list[Tensor]:
+    """Return this rank's part of the first gradient that an optimizer is about to use, if there is one."""
+    gradients = (parameter.grad for group in optimizer.param_groups for parameter in group["params"])
+    return [local(each) for each in gradients if each is not None][:1]
+
+
 class Updates:
     """Records whether optimizers have changed weights before the loop, in the running step, and in earlier ones."""
 
-    def __init__(self, before: Callable[[Optimizer, object, object], None]) -> None:
-        """`before` gets each optimizer, and the arguments and keywords of its step. It calls `note`, or raises."""
+    def __init__(self, before: Callable[[Optimizer, object, object], None], stop: Callable[[], None]) -> None:
+        """`before` gets each optimizer, and the arguments and keywords of its step. It calls `note`, or raises.
+
+        `stop` raises if a peer was lost. It is called when a scaler has skipped the update.
+        """
         self.begun = False
         """Whether an optimizer has begun to change weights in this step."""
+        self.reached = False
+        """Whether one has, or a scaler has skipped that: gradients that an aborted collective has spoilt are not finite."""
         self.ever = False
         """Whether one has in some complete step."""
         self.always = False
@@ -46,6 +59,8 @@ class Updates:
             register_optimizer_step_pre_hook(before),
             register_optimizer_step_post_hook(self._after),
         )
+        self._stop = stop
+        self._end_watch = scalers.watch_steps(self._after_scaler)
 
     def note_outside(self) -> bool:
         """Note an update before the step loop. Return True once, when the script turns out to have a loop of its own."""
@@ -54,12 +69,12 @@ class Updates:
 
     def begin_step(self) -> None:
         """Note that a step begins."""
-        self.begun = False
+        self.begun = self.reached = False
         self._unfinished = 0
 
     def note(self) -> None:
         """Note that an optimizer begins to change weights."""
-        self.begun = True
+        self.begun = self.reached = True
         self._unfinished += 1
 
     def complete_step(self) -> None:
@@ -80,6 +95,12 @@ class Updates:
         """Remove the hooks."""
         for hook in self._hooks:
             hook.remove()
+        self._end_watch()
+
+    def _after_scaler(self) -> None:
+        self.reached = True
+        if not self.begun:
+            self._stop()
 
     def _after(self, *_: Any) -> None:
         self._unfinished -= 1

@@ -65,6 +65,8 @@ class SlotMemory:
             with torch.cuda.device(pin_for):  # else this thread would open a context on the first device
                 result = torch.cuda.cudart().cudaHostRegister(self._base.data_ptr(), self._base.numel(), 1)
             self._pinned = int(result) == 0
+            if not self._pinned:
+                _clear_cuda_error()
 
     def view(self, entry: TensorEntry) -> Tensor:
         """Return the entry's bytes as a tensor of its dtype, shape and stride."""
@@ -108,8 +110,19 @@ class SlotMemory:
 
     def _unpin(self) -> None:
         if self._pinned and self._base is not None:
-            torch.cuda.cudart().cudaHostUnregister(self._base.data_ptr())
+            result = torch.cuda.cudart().cudaHostUnregister(self._base.data_ptr())
+            if int(result):
+                _clear_cuda_error()
         self._pinned = None
+
+
+def _clear_cuda_error() -> None:
+    """Clear the error that a failed call has left in CUDA's runtime: torch would report it after this thread's next kernel.
+
+    Torch has no function for that. It loads the runtime's symbols for the whole process.
+    """
+    if clear := getattr(_LIBC, "cudaGetLastError", None):
+        clear()
 
 
 def _populate(base: Tensor) -> None:

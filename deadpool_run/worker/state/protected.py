@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from deadpool_run.errors import ScriptError
 from deadpool_run.vault.segments import SlotRole
 from deadpool_run.worker.codec import copied, objects_in
-from deadpool_run.worker.compat import fsdp
+from deadpool_run.worker.compat import fsdp, scalers
 from deadpool_run.worker.compat import modules as compat_nn
 from deadpool_run.worker.state import gradients
 from deadpool_run.worker.state.gradients import Kept
@@ -161,7 +161,7 @@ class Protected:
             "optimizers": {name: optimizer.take() for name, optimizer in self.optimizers.items()},
             "members": {name: optimizer.members() for name, optimizer in self.optimizers.items()},
             "gradients": kept,
-            "objects": {name: copied(obj.state_dict()) for name, obj in self.objects.items()},
+            "objects": {name: copied(scalers.state_of(obj)) for name, obj in self.objects.items()},
         }
 
     def reset(self) -> None:
@@ -248,10 +248,8 @@ class Protected:
         for name, optimizer in self.optimizers.items():  # first: loading a scheduler sets rates of groups
             optimizer.put_members(values["members"][name])
         for name, obj in self.objects.items():
-            obj.load_state_dict(copied(values["objects"][name]))
+            scalers.load_state(obj, copied(values["objects"][name]))
             for scaler in (each for each in objects_in(obj) if isinstance(each, GradScaler)):
-                compat_nn.forget_unscaled(
-                    scaler
-                )  # the interrupted step did not reach `update()`, which drops its notes
+                scalers.forget_unscaled(scaler)  # the interrupted step did not reach `update()`, which drops its notes
         for name, optimizer in self.optimizers.items():  # last: loading a scheduler may set a rate
             optimizer.put(values["optimizers"][name])

@@ -120,6 +120,22 @@ def build_ddp_full(_ballast_mb):
     return Training(model, optimizer, blocks, step, scheduler=scheduler)
 
 
+def build_ddp_scaled(_ballast_mb):
+    """DDP whose scaler skips the update if a gradient is not finite."""
+    model = DistributedDataParallel(stack(), bucket_cap_mb=0.05)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    scaler = torch.amp.GradScaler("cpu", init_scale=256.0, growth_interval=4)
+    rank = dist.get_rank()
+
+    def step(index):
+        scaler.scale(model(batch(index, rank)).pow(2).mean()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+
+    return Training(model, optimizer, list(model.module), step, scheduler=scaler)
+
+
 def sharded(mesh):
     model = stack()
     for block in model:
@@ -199,6 +215,7 @@ LAYOUTS = {
     "ddp": build_ddp,
     "ddp-full": build_ddp_full,
     "ddp-compiled": build_ddp_compiled,
+    "ddp-scaled": build_ddp_scaled,
     "fsdp": build_fsdp,
     "hsdp": build_hsdp,
     "tp": build_tp,

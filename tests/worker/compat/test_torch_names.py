@@ -37,6 +37,7 @@ class Place:
 C10D = Place("torch/distributed/distributed_c10d.py")
 MODULE_HOOKS = Place("torch/nn/modules/module.py")
 OPTIMIZER_HOOKS = Place("torch/optim/optimizer.py")
+SCALER = Place("torch/amp/grad_scaler.py", "GradScaler")
 
 
 def _bound(owner):
@@ -94,6 +95,7 @@ NAMES = {
     "_global_optimizer_post_hooks": [OPTIMIZER_HOOKS],
     "_global_optimizer_pre_hooks": [OPTIMIZER_HOOKS],
     "_global_parameter_registration_hooks": [MODULE_HOOKS],
+    "_growth_tracker": [SCALER],
     "_has_rebuilt_buckets": [Place("torch/nn/parallel/distributed.py", "DistributedDataParallel")],
     "_neg_view": [Place("torch/_C/_VariableFunctions.pyi")],
     "_is_root": [Place(f"{FSDP}_fsdp_state.py", "FSDPState")],
@@ -108,7 +110,7 @@ NAMES = {
     "_orig_mod": [Place("torch/_dynamo/eval_frame.py", "OptimizedModule")],
     "_parameters": [Place("torch/nn/modules/module.py", "Module")],
     "_partial_reduce_output": [Place(f"{FSDP}_fsdp_param_group.py", "FSDPParamGroup")],
-    "_per_optimizer_states": [Place("torch/amp/grad_scaler.py", "GradScaler")],
+    "_per_optimizer_states": [SCALER],
     "_process_group_name": [C10D],
     "_push_all_rebuilt_params": [_stub("Reducer")],
     "_reset_state": [_stub("Reducer")],
@@ -117,6 +119,7 @@ NAMES = {
     "_rebuild_buckets": [_stub("Reducer")],
     "_reduce_scatter_comm": [Place(f"{FSDP}_fsdp_param_group.py", "FSDPParamGroup")],
     "_register_backend": [_stub("ProcessGroup")],
+    "_scale": [SCALER],
     "_set_default_backend": [_stub("ProcessGroup")],
     "_start_coalescing": [_stub("ProcessGroup")],
     "_state_ctx": [Place(f"{FSDP}_fsdp_state.py", "FSDPState")],

@@ -23,6 +23,7 @@ from deadpool_run.worker.device import choose
 from deadpool_run.worker.device.backend import GroupSpec
 from deadpool_run.worker.device.nccl import SETTINGS, Nccl
 from deadpool_run.worker.process.blame import blame
+from deadpool_run.worker.snapshot import slot_memory
 
 in_the_cuda_build = pytest.mark.skipif(
     not dist.is_nccl_available(), reason="needs torch's CUDA build: make test-cuda-wheel"
@@ -159,6 +160,11 @@ def test_torch_and_nccl_read_every_setting():
     for name in SETTINGS:
         path = nccl if name.startswith("NCCL_") else TORCH_CUDA
         assert has(path, name), f"{path.name} does not know {name}"
+
+
+@in_the_cuda_build
+def test_the_error_of_cudas_last_call_can_be_cleared():
+    assert slot_memory._LIBC.cudaGetLastError
 
 
 @with_nccl2

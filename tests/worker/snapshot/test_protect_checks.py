@@ -7,7 +7,6 @@ from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 
 from deadpool_run.errors import ScriptError, SnapshotError
-from deadpool_run.worker.snapshot.snapshot import Snapshots
 
 
 @pytest.fixture
@@ -260,31 +259,6 @@ def test_groups_of_other_parameters_are_refused(snapshots):
     snapshots.capture_now(3)
     with pytest.raises(SnapshotError, match="1 groups here and 1 in the snapshot, of different parameters"):
         snapshots.restore(2)
-
-
-class TrainState:
-    def __init__(self, scaler):
-        self.parts = {"scaler": scaler}
-
-    def state_dict(self):
-        return {"scaler": self.parts["scaler"].state_dict()}
-
-    def load_state_dict(self, state):
-        self.parts["scaler"].load_state_dict(state["scaler"])
-
-
-@pytest.mark.parametrize("holder", [lambda scaler: scaler, TrainState])
-@pytest.mark.parametrize("put", [Snapshots.rewind, Snapshots.restore])
-def test_a_scaler_forgets_a_step_that_was_cut(snapshots, put, holder):
-    model = nn.Linear(2, 2)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    scaler = torch.amp.GradScaler("cpu")
-    snapshots.protect("scaler", holder(scaler))
-    snapshots.capture_now(0)
-    scaler.scale(model(torch.ones(2)).sum()).backward()
-    scaler.unscale_(optimizer)  # and the optimizer's step is not reached
-    put(snapshots, 0)
-    scaler.unscale_(optimizer)  # it would refuse
 
 
 def test_a_module_that_nobody_trains_is_not_trusted_to_be_untouched(snapshots):
