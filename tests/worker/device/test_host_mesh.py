@@ -1,6 +1,7 @@
 """Gloo's connections in a job on a device: none until a CPU collective needs them, also across losses."""
 
 import threading
+import time
 
 import pytest
 import torch
@@ -164,16 +165,22 @@ def is_lost_meanwhile(member, kind):
 
     device.connecting = connect
     got = []
-    thread = threading.Thread(target=lambda: got.append(device.on_host()))
+    moments = []
+
+    def lose():
+        assert connects.wait(TIMEOUT.total_seconds())
+        member.meet("connecting")
+        moments.append(time.monotonic())
+        registry.abort()
+
+    thread = threading.Thread(target=lose)
+    thread.start()
     if member.rank == 0:
-        thread.start()
-    assert connects.wait(TIMEOUT.total_seconds())
-    member.meet("connecting")
-    registry.abort()
-    if member.rank == 0:
-        thread.join(FREED_S)
-        assert not thread.is_alive()
+        got.append(device.on_host())
+        freed_at = time.monotonic()
         assert registry.step_failed
+    thread.join()
+    assert member.rank or freed_at - moments[0] < FREED_S
     member.meet("freed")
     freed.set()
     device.connecting = lambda: None
