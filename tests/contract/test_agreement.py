@@ -58,7 +58,7 @@ def test_no_version_that_differs_is_made_durable(cluster, tmp_path):
     every = ("--durable", str(kept), "--durable-every", "1")
     job: Cluster = cluster("20", "6", str(kept), script=LATE, nproc=2, spares=1, options=every)
     assert job.wait_exit() == DIFFER, job.told()
-    assert max(path.name for path in kept.iterdir()) <= "step-00000006"
+    assert max(path.name for path in kept.glob("step-*")) == "step-00000006"
     assert "differ after its repair, at version 7:" in " ".join(job.stderr.split()), job.told()
 
 

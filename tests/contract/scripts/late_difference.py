@@ -1,6 +1,6 @@
 """Loses rank 1 in step 4. From step LATER on, the rate depends on a count in a queue: late_difference.py STEPS LATER [KEPT].
 
-With KEPT, step LATER + 1 waits until the version before it is durable there.
+With KEPT, steps LATER and LATER + 1 wait until the version before them is durable there.
 """
 
 import os
@@ -39,7 +39,7 @@ def main():
     counts.put(0.0)  # the trial refuses integers
     for step in job.steps(steps):
         with step:
-            if kept and step.index == later + 1:
+            if kept and step.index in (later, later + 1):
                 wait_for(Path(kept[0], f"step-{step.index:08d}"))
             count = counts.get()
             counts.put(count + 1)
