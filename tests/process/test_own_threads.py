@@ -5,7 +5,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from kit.cluster import Cluster
 
-DIES = {"save": 5, "meter": 4, "pool": 4}
+DIES = {"save": 5, "meter": 4, "pool": 4, "loop": 4}
 """The step in which rank 1 dies, for each way to use threads."""
 
 
@@ -73,4 +73,9 @@ def test_a_thread_of_the_whole_run_gets_no_number_that_is_not_of_both_ranks(repa
 
 def test_threads_of_a_step_are_repeated_with_it(repaired):
     job, _ = repaired("pool")
+    assert len(job.account.of("start")) == 3, "the survivor ran its script again"
+
+
+def test_a_loop_in_a_thread_of_its_own_is_the_step(repaired):
+    job, _ = repaired("loop")
     assert len(job.account.of("start")) == 3, "the survivor ran its script again"

@@ -56,6 +56,7 @@ class GroupOwner(ABC):
 
     def __init__(self, rank_entry: RankEntry, device: DeviceBackend | None = None) -> None:
         """`device` carries collectives on a device's tensors."""
+        script_threads.note_loop()
         self.device = device
         self.run_ahead = RunAhead(device)
         self.intact = True
@@ -84,6 +85,7 @@ class GroupOwner(ABC):
 
     def begin_step(self, step: int = -1, *, rehearsed: bool = False) -> None:
         """Begin a step. `rehearsed`: it is one of the first steps."""
+        script_threads.note_loop()
         self.step_failed = False
         self.attempt += 1
         self.in_rehearsed_steps = rehearsed

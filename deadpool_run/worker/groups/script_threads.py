@@ -1,7 +1,7 @@
 """Threads of the script: those that it or a library starts through `threading`, and their collectives.
 
 Such a collective belongs to no step: a background checkpoint runs through several, and nothing discards what it reads.
-Threads that C++ starts (autograd's, Gloo's) and our own run parts of a step, and so does a backward pass in any thread.
+The thread that runs the step loop is mostly the main one. Threads that C++ starts (autograd's, Gloo's) and our own run parts of a step, and so does a backward pass in any thread.
 """
 
 import sys
@@ -12,10 +12,10 @@ from weakref import WeakSet
 
 from deadpool_run.worker.compat import c10d
 
-_MAIN = threading.main_thread().ident
 _OF_CPP = "_DummyThread"
 """The name of Python's class for threads that it has not started."""
 
+_loops = threading.main_thread().ident
 _older: WeakSet[threading.Thread] = WeakSet()
 
 
@@ -23,9 +23,15 @@ class OurThread(threading.Thread):
     """A thread of ours that may call the script's code: callbacks of futures."""
 
 
+def note_loop() -> None:
+    """Note that the calling thread runs the step loop."""
+    global _loops  # noqa: PLW0603 - one loop a process
+    _loops = threading.get_ident()
+
+
 def is_scripts() -> bool:
-    """Return whether what the calling thread does is no part of a step. Hot path: the main thread needs one comparison."""
-    if threading.get_ident() == _MAIN or c10d.in_backward():
+    """Return whether what the calling thread does is no part of a step. Hot path: the loop's thread needs one comparison."""
+    if threading.get_ident() == _loops or c10d.in_backward():
         return False
     thread = threading.current_thread()
     return not (isinstance(thread, OurThread) or type(thread).__name__ == _OF_CPP)

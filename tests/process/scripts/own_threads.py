@@ -3,6 +3,7 @@
 `--way save`: `async_save()` of torch writes a checkpoint in every third step, over a group of its own.
 `--way meter`: one thread sums a number of each step, from the first step to the last.
 `--way pool`: each step reduces its gradients in an executor, and waits for them.
+`--way loop`: the loop itself runs in a thread.
 """
 
 import os
@@ -26,7 +27,7 @@ import deadpool_run as deadpool
 from deadpool_run.errors import PeerLostError
 
 parser = argparse.ArgumentParser()
-parser.add_argument("--way", choices=("save", "meter", "pool"), required=True)
+parser.add_argument("--way", choices=("save", "meter", "pool", "loop"), required=True)
 parser.add_argument("--die", type=int, default=-1)
 parser.add_argument("--steps", type=int, default=10)
 parser.add_argument("--uncaught", action="store_true", help="let the loss in a thread end the script")
@@ -94,25 +95,38 @@ asked = queue.SimpleQueue()
 pool = ThreadPoolExecutor(2)
 if args.way == "meter":
     threading.Thread(target=meter, daemon=True).start()
-for step in job.steps(args.steps):
-    with step:
-        torch.manual_seed(1000 * dist.get_rank() + step.index)
-        model(torch.randn(16, 8)).square().mean().backward()
-        if args.way == "pool":
-            pairs = zip(model.parameters(), (threads, dist.group.WORLD), strict=True)
-            for future in [pool.submit(reduce, *pair, step.index) for pair in pairs]:
-                future.result()
-        else:
-            for parameter in model.parameters():
-                dist.all_reduce(parameter.grad)
-        optimizer.step()
-        optimizer.zero_grad()
-    if args.way == "save" and step.index % 3 == 2:
-        save(step.index)
-    if args.way == "meter" and not job.rehearsing:
-        asked.put(step.index)
-        if dist.get_rank() == 1 and step.index == args.die:
-            die(step.index)
+
+
+def train():
+    for step in job.steps(args.steps):
+        with step:
+            torch.manual_seed(1000 * dist.get_rank() + step.index)
+            model(torch.randn(16, 8)).square().mean().backward()
+            if args.way == "pool":
+                pairs = zip(model.parameters(), (threads, dist.group.WORLD), strict=True)
+                for future in [pool.submit(reduce, *pair, step.index) for pair in pairs]:
+                    future.result()
+            else:
+                for parameter in model.parameters():
+                    dist.all_reduce(parameter.grad)
+                if args.way == "loop":
+                    die(step.index)
+            optimizer.step()
+            optimizer.zero_grad()
+        if args.way == "save" and step.index % 3 == 2:
+            save(step.index)
+        if args.way == "meter" and not job.rehearsing:
+            asked.put(step.index)
+            if dist.get_rank() == 1 and step.index == args.die:
+                die(step.index)
+
+
+if args.way == "loop":
+    training = threading.Thread(target=train)
+    training.start()
+    training.join()
+else:
+    train()
 finish()
 asked.put(None)
 words = hashlib.sha256(b"".join(each.detach().numpy().tobytes() for each in model.parameters())).hexdigest()
