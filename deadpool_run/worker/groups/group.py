@@ -14,6 +14,7 @@ from deadpool_run.errors import ScriptError
 from deadpool_run.worker.codec import tensors_in
 from deadpool_run.worker.compat import c10d
 from deadpool_run.worker.compat.group_api import GroupApi
+from deadpool_run.worker.compat.writes import note_collective
 from deadpool_run.worker.device.backend import DeviceBackend, GroupSpec
 from deadpool_run.worker.device.channel import Channel, StartedCoalescing, ThreadCoalescing
 from deadpool_run.worker.groups import script_threads
@@ -349,6 +350,7 @@ def _method(collective: Collective, target: str) -> Callable[..., Any]:
         parts = (*args, *kwargs.values()) if kwargs else args
         registry = self.registry
         registry.admit(name)
+        note_collective(collective.outputs(parts))
         if reduced is not None and registry.marks.open:
             registry.mark(name, list(tensors_in(parts[reduced])))
         inner = self.inner

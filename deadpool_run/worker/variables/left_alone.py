@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from deadpool_run.ids import PACKAGE
 from deadpool_run.worker.codec import table_of
-from deadpool_run.worker.compat.modules import writes_of
+from deadpool_run.worker.compat.writes import all_writes_of
 from deadpool_run.worker.state import generators
 from deadpool_run.worker.variables.values.kinds.functions import CODE
 from deadpool_run.worker.variables.values.kinds.iterators import is_iterator, progress_of
@@ -121,7 +121,7 @@ class _Inside:
         elif kind in _PLAIN:
             self.found.append(value)
         elif issubclass(kind, Tensor):
-            self.found.append(-1 if value.is_inference() else writes_of(value))
+            self.found.append(all_writes_of(value))
         elif is_numeric_array(value):
             self.found.append(sample_of_array(value))
         elif generators.kind_of(value):

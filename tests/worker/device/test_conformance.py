@@ -16,7 +16,7 @@ import torch.distributed as dist
 from device_kit import Device, on_both, played_again, reduced, run
 from kit.world import TIMEOUT, later
 
-from deadpool_run.errors import AttachError, RefusedError
+from deadpool_run.errors import AttachError
 from deadpool_run.worker.device import choose
 from deadpool_run.worker.groups.registry import GroupState
 
@@ -358,49 +358,3 @@ def destroys(member, kind):
 @on_both
 def test_an_abort_frees_a_rank_that_destroys_a_group(make_world, kind):
     assert run(make_world, kind, destroys)[0]
-
-
-def times_out(member, kind):
-    device = Device(kind, member)
-    member.start()
-    reduced(device)
-    if member.rank == 0:
-        work = dist.all_reduce(device.full(1), async_op=True)
-        work.wait(timedelta(seconds=0.2))
-        assert device.fake.communicators[0].aborted.is_set()
-        assert member.registry.state is GroupState.DRAINING
-    member.meet("timed out")
-    return len(member.failures)
-
-
-def test_a_wait_whose_timeout_is_over_aborts_the_communicator_and_starts_a_repair(make_world):
-    """So nothing of ours may wait in slices, as for Gloo."""
-    assert run(make_world, "fake", times_out) == [1, 0]
-
-
-def polls(member, kind):
-    device = Device(kind, member)
-    member.start()
-    reduced(device)
-    if member.rank == 1:
-        os._exit(9)
-    kept = dist.all_reduce(device.full(1), async_op=True)
-    future = kept.get_future()
-    with later(0.3, member.registry.abort):
-        dist.all_reduce(device.full(1), async_op=True).synchronize()
-    future.wait()
-    answers = kept.wait(), kept.is_completed(), member.registry.step_failed
-    member.registry.begin_step()
-    with pytest.raises(RefusedError, match="allreduce: this collective was issued in set-up"):
-        kept.wait()
-    device.check()
-    return answers
-
-
-@on_both
-def test_works_of_an_aborted_collective_raise_nothing(make_world, kind):
-    """`ProcessGroupNCCL2` raises in each of its waits, also for a collective that had ended."""
-    world = make_world(2)
-    handles = world.start_all(polls, kind)
-    assert handles[0].result() == (True, True, True)
-    handles[1].process.join()

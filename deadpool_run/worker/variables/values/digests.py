@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from deadpool_run.ids import PACKAGE
 from deadpool_run.worker.codec import attributes_of
-from deadpool_run.worker.compat.modules import writes_of
+from deadpool_run.worker.compat.writes import all_writes_of
 from deadpool_run.worker.state import generators
 from deadpool_run.worker.variables.values.kinds.functions import CODE
 from deadpool_run.worker.variables.values.tensors import is_array, is_numeric_array, sample_of_array
@@ -83,7 +83,7 @@ class _Search:
         if len(self.seen) > _MOST_OBJECTS:
             raise OverflowError
         if issubclass(kind, Tensor):
-            return id(value), -1 if value.is_inference() else writes_of(value)
+            return id(value), all_writes_of(value)
         if is_array(value):
             return (id(value) if value.ndim else 0), sample_of_array(value)
         if generator := generators.kind_of(value):

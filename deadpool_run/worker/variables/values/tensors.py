@@ -1,8 +1,8 @@
 """Copies of the large tensors and arrays in variables. A tensor is copied again only after it has changed.
 
-The check for changes runs in each step and must be cheap. Torch counts the writes to a tensor. A sample is compared for writes
-that it does not count (through `.data`). Arrays have no such count. Arrays, and tensors in main memory, are compared whole up to a limit
-in each step, and beyond it at growing distances.
+The check for changes runs in each step and must be cheap. Torch counts the writes to a tensor, and our groups those of
+collectives. A sample is compared for writes that nobody counts (through `.data`). Arrays have no such count. Arrays, and tensors in main
+memory, are compared whole up to a limit in each step, and beyond it at growing distances.
 """
 
 import ctypes
@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from deadpool_run.worker.codec import tensor_of
-from deadpool_run.worker.compat.modules import address_of, writes_of
+from deadpool_run.worker.compat.modules import address_of
+from deadpool_run.worker.compat.writes import all_writes_of
 from deadpool_run.worker.state.digest import sampled
 
 MOST_BYTES = 64 << 20
@@ -137,7 +138,7 @@ class TensorCopies:
 
         It is on the tensor's device, or in main memory if it was made when the loop began: such copies are kept.
         """
-        writes = -1 if tensor.is_inference() else writes_of(tensor)
+        writes = all_writes_of(tensor)
         known = self._known_of(tensor)
         is_counted = known is not None and writes >= 0 and known.writes == writes
         if known is not None and is_counted:

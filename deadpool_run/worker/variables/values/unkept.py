@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from deadpool_run.errors import RefusedError
-from deadpool_run.worker.compat.modules import writes_of
+from deadpool_run.worker.compat.writes import all_writes_of
 from deadpool_run.worker.variables.values.digests import digest_of, digest_of_array
 from deadpool_run.worker.variables.values.kinds.functions import unbound
 from deadpool_run.worker.variables.values.kinds.iterators import is_iterator, progress_of
@@ -291,7 +291,7 @@ def _is_same_last(one: Any, other: Any) -> bool:
 def _parts(value: Any, depth: int = 0) -> Iterator[tuple[Any, Any]]:
     """Yield weak references to the tensors and arrays in a value, each with a mark that changes with each write."""
     if issubclass(type(value), Tensor):  # false for a weak proxy
-        yield weakref.ref(value), -1 if value.is_inference() else writes_of(value)
+        yield weakref.ref(value), all_writes_of(value)
     elif is_array(value) and value.ndim:
         yield weakref.ref(value), sample_of_array(value)
     elif type(value) in _CONTAINERS and depth < _DEEPEST and len(value) <= _MOST_PARTS:
