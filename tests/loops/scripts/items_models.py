@@ -245,3 +245,19 @@ def compiled_ddp(rank, _size):
 @item("torch.compile, FSDP2")
 def compiled_fsdp(rank, _size):
     return compiled(sharded, rank)
+
+
+@item("torch.compile, batches of other sizes after some steps, DDP")
+def compiled_sizes(rank, _size):
+    """The second size makes torch compile for any size. A replacement that has not met it goes on with code for the first size."""
+    layers = seeded(lambda: nn.Sequential(Noisy(), nn.LayerNorm(WIDTH), nn.Softmax(0), Noisy()))
+    model = ddp(nn.Sequential(Mark(), torch.compile(layers), Mark()), bucket_cap_mb=25)
+    optimizer = sgd(model)
+
+    def step(index):
+        rows = 4 if index % 6 == 3 else 6
+        model(data(index, rank)[:rows]).pow(2).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return Loop({"model": model, "optimizer": optimizer}, step, blocks_of(model, Mark), optimizer)
