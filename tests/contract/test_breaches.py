@@ -31,7 +31,6 @@ SAID = {
     "a count that a generator keeps sets the learning rate": f"counts {IN_CLOSURE} (generator), {CHANGED}",
     "the step is drawn by a generator function": f"inputs {IN_CLOSURE} (generator), {CHANGED}",
     "an average of a library, beside a file, scales the loss": f"meter {IN_CLOSURE} (Meter), {CHANGED}",
-    "a future of a collective is waited for in the next step": f"an object of class torch.jit.Future in pending {IN_CLOSURE}",
     "a collective is waited for in the next step": "allreduce: this collective was issued in an earlier step",
 }
 """A part of each refusal. The trial of the first updating step after step 0 finds all other breaches."""
