@@ -48,11 +48,9 @@ class References:
         self._rehearsed = False
         self._name(scopes, write, "")
 
-    def rehearsed(self, scopes: Scopes, write: Callable[[Any], Any], is_known: Callable[[object], bool]) -> None:
-        """Name also what the first steps have made, and in containers others than those that the loop began with (`is_known`)."""
-        when = ", made in the first steps"
-        self._name(scopes, write, when, parts=True)
-        self._name_inside(scopes, write, when, is_known)
+    def rehearsed(self, scopes: Scopes, write: Callable[[Any], Any]) -> None:
+        """Name also what the first steps have made, in containers and in the script's objects too."""
+        self._name(scopes, write, ", made in the first steps", within=scopes)
         self._rehearsed = True
 
     def add(self, scopes: Iterable[Scope], write: Callable[[Any], Any]) -> None:
@@ -79,28 +77,22 @@ class References:
         """Return the object of such a node; None if this process does not have it."""
         return self.made_later.weakly.get(node[1])
 
-    def _name(self, scopes: Iterable[Scope], write: Callable[[Any], Any], when: str, *, parts: bool = False) -> None:
-        """Name code, objects on which results depend, and with `parts` also others in containers, if they cannot be written.
+    def _name(
+        self, scopes: Iterable[Scope], write: Callable[[Any], Any], when: str, within: Scopes | None = None
+    ) -> None:
+        """Name code, objects on which results depend, and with `within` also others in containers, if they cannot be written.
 
         An iterator in a container gets no name: a replacement has it at another position.
         """
+        deepest = 1 if within is None else _DEEPEST
         for scope in scopes:
             for name, value in scope.all().items():
-                for part, each in _with_items(value):
-                    is_part = parts and part != "" and not is_iterator(each)
+                for part, each in islice(_parts_of(value, within, deepest), _MOST_PARTS):
+                    if within is not None and self.named.name_of(each) is not None:
+                        continue  # every process has it since its loop began
+                    is_part = within is not None and part != "" and not is_iterator(each)
                     may_be = isinstance(each, USED) or is_bound_in_c(each) or is_part
                     if is_code(each) or (may_be and _is_opaque(each, write)):
-                        self.named.add(f"{scope.name}.{name}{part}{when}", each)
-
-    def _name_inside(
-        self, scopes: Scopes, write: Callable[[Any], Any], when: str, is_known: Callable[[object], bool]
-    ) -> None:
-        """Name what cannot be written in nested containers, and in the script's objects."""
-        for scope in scopes:
-            for name, value in scope.all().items():
-                for part, each in islice(_parts_of(value, scopes), _MOST_PARTS):
-                    is_new = part != "" and not is_known(each) and self.named.name_of(each) is None
-                    if is_new and not is_iterator(each) and _is_opaque(each, write):
                         self.named.add(f"{scope.name}.{name}{part}{when}", each)
 
 
@@ -109,31 +101,27 @@ def is_made_later(node: Any) -> bool:
     return isinstance(node, list) and node[0] == TAG
 
 
-def _with_items(value: Any) -> list[tuple[str, Any]]:
-    return _items_of(value) if type(value) in (list, tuple, dict) else [("", value)]
-
-
-def _items_of(value: Any) -> list[tuple[str, Any]]:
-    """Return the items of a container, each with the end of its name."""
-    if len(value) > _MOST_ITEMS:
-        return []
-    items = list(value.items()) if isinstance(value, dict) else enumerate(list(value))
-    return [(f"[{key!r}]", each) for key, each in items if type(key) in (int, str)]
-
-
-def _parts_of(value: Any, within: Scopes, name: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
-    """Yield the parts of containers, and of the script's objects that are no scopes, each with the end of its name."""
-    items: list[tuple[str, Any]] = [] if depth == _DEEPEST or within.is_scope(value) else _content_of(value, within)
-    if not items:
+def _parts_of(value: Any, within: Scopes | None, deepest: int, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the parts of containers, and those of the script's objects that are no scopes, each with the end of its name."""
+    items = _items_of(value, within) if deepest else None
+    if items is None:
         yield name, value
-    for end, each in items:
-        yield from _parts_of(each, within, name + end, depth + 1)
+        return
+    for key, each in items:
+        yield from _parts_of(each, within, deepest - 1, f"{name}[{key!r}]")
 
 
-def _content_of(value: Any, within: Scopes) -> list[tuple[str, Any]]:
-    if is_own(type(value), within.modules):
-        return [(f".{name}", each) for name, each in attributes_of(value).items()]
-    return _items_of(value) if type(value) in _CONTAINERS else []
+def _items_of(value: Any, within: Scopes | None) -> Iterable[tuple[Any, Any]] | None:
+    """Return the items of a container, or the attributes of an object; None for any other value."""
+    kind = type(value)
+    if within is not None and is_own(kind, within.modules) and not within.is_scope(value):
+        return list(attributes_of(value).items())
+    if kind not in _CONTAINERS:
+        return None
+    if len(value) > _MOST_ITEMS:
+        return ()
+    items = list(value.items()) if issubclass(kind, dict) else enumerate(list(value))
+    return ((key, each) for key, each in items if type(key) in (int, str))
 
 
 def _is_opaque(value: Any, write: Callable[[Any], Any]) -> bool:

@@ -112,8 +112,7 @@ class Variables:
     def rehearsed(self) -> None:
         """Note what the first steps have made: a replacement makes it in its rehearsal."""
         if self._scopes is not None:
-            write, known = self._writer(late=True).write, self._objects.name_of
-            self._references.rehearsed(self._scopes, write, lambda each: known(each) is not None)
+            self._references.rehearsed(self._scopes, self._writer(late=True).write)
 
     def take(self) -> dict[str, Any]:
         """Return the variables that differ from when the loop began, as bytes and large tensors."""

@@ -21,9 +21,6 @@ class Rank:
         return self.model[1][0]
 
 
-Rank.__module__ = "builtins"  # the test's and not the script's: no snapshot has the ranks in the test's own variables
-
-
 def test_a_survivor_has_the_module_that_it_had():
     rank = Rank()
     first = rank.activation
