@@ -1,5 +1,4 @@
-"""Weights that change in other places: in an unprotected module late in training, in new parameters of a protected one,
-and in a container with a part that no snapshot holds."""
+"""Weights that change in other places: in an unprotected module late in training, and in new parameters of a protected one."""
 
 from pathlib import Path
 from re import findall
@@ -36,20 +35,3 @@ def test_parameters_that_a_step_exchanges_are_exact(where, cluster):
     job = cluster("5", where, script=script, nproc=2, spares=1)
     assert weights(job) == expected
     assert "replaced" in job.stderr or "recovered" in job.stderr
-
-
-def test_a_container_with_a_part_that_no_snapshot_holds_is_exact(cluster):
-    """The part is written in each step, and read by none."""
-    script = SCRIPTS / "kept_with_a_part.py"
-    expected = weights(cluster("no loss", script=script, nproc=2, spares=1))
-    job = cluster("unused", script=script, nproc=2, spares=1)
-    assert weights(job) == expected
-    assert "replaced" in job.stderr or "recovered" in job.stderr
-
-
-def test_a_replacement_is_refused_when_it_uses_such_a_part(cluster):
-    job = cluster("used", script=SCRIPTS / "kept_with_a_part.py", nproc=2, spares=1)
-    assert job.wait_exit() == REFUSED, job.told()
-    said = " ".join(job.stderr.split())
-    assert "an object of class re.Match in main().best" in said, job.told()
-    assert "is carried from step to step, and snapshots do not keep it" in said

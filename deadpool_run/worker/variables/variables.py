@@ -192,7 +192,6 @@ class Variables:
             own=self._scopes.modules,
             large=taken.get("large", ()),
             refuse=self.refuse,
-            trying=self.trying,
         )
         kept = {scope.name: scope.all() for scope in self._scopes} if self.trying else {}
         # All of them first, in the order in which they were written.
@@ -335,7 +334,6 @@ class Variables:
                 lost = LostValue(shown_variable(scope, name), MADE_LATER, self.refuse, kept.get(name))
                 found[name] = lost if later is None else later
                 continue
-            reader.reading = shown_variable(scope, name)
             try:
                 found[name] = reader.read(node)
             except (OpaqueError, KeyError):

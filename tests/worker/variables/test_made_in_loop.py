@@ -252,7 +252,7 @@ def test_iterators_of_libraries_are_refused():
 
 
 def test_many_new_objects_do_not_push_out_others():
-    made = MadeLater(4, 2)
+    made = MadeLater(4)
     kept, many = Cache(), [Cache() for _ in range(9)]
     number = made.weakly.number(kept)
     for each in many:

@@ -29,9 +29,6 @@ from deadpool_run.worker.variables.values.objects import (
     class_of_name,
 )
 
-NUMBERED, NAMES_ONLY, WHOLE = range(3)
-"""Rules for a part that cannot be kept. Written is: its name, or else a number; its name, if it has one; nothing."""
-
 
 class ObjectWriter(ABC):
     """Writes objects. A `ValueWriter` writes what is in them."""
@@ -45,7 +42,8 @@ class ObjectWriter(ABC):
         self._own = own
         self._made_later = made_later
         self._in_module = False
-        self._rule = NUMBERED
+        self._must_be_whole = False
+        """Whether a part that cannot be kept may not be written by its name, either."""
 
     @abstractmethod
     def _write(self, value: Any) -> Any:
@@ -94,13 +92,13 @@ class ObjectWriter(ABC):
         """Return whether an object was made after the loop began. False if that makes no difference to this writer."""
         return self._made_later is not None and (self._objects is None or self._objects.name_of(value) is None)
 
-    def _under(self, rule: int, values: Iterable[Any]) -> list[Any]:
-        """Return the nodes of parts, written under this rule or the present one if that is stricter. Raises `OpaqueError`."""
-        before, self._rule = self._rule, max(self._rule, rule)
+    def _kept_whole(self, values: Iterable[Any]) -> list[Any]:
+        """Return the nodes of parts. Raises `OpaqueError` if one of them cannot be kept."""
+        before, self._must_be_whole = self._must_be_whole, True
         try:
             return self._all(values)
         finally:
-            self._rule = before
+            self._must_be_whole = before
 
     def _class(self, kind: type) -> tuple[str, str]:
         """Return the Python module of a class and its name there; no module, and its name as a reference, for a local class."""
@@ -113,8 +111,7 @@ class ObjectWriter(ABC):
         attributes, is_inside, self._in_module = attributes_of_module(value), self._in_module, True
         number = 0 if is_inside else self._made_later.weakly.number(value)
         try:
-            nodes = self._under(NAMES_ONLY, attributes.values())
-            return ["module", *self._class(kind), list(attributes), nodes, number]
+            return ["module", *self._class(kind), list(attributes), self._all(attributes.values()), number]
         finally:
             self._in_module = is_inside
 
@@ -125,7 +122,7 @@ class ObjectWriter(ABC):
             raise OpaqueError
         try:
             attributes = attributes_of(value)
-            nodes = self._under(WHOLE, attributes.values())
+            nodes = self._kept_whole(attributes.values())
         except UnkeptDataError:
             raise
         except (OpaqueError, RuntimeError) as error:  # the latter if another thread has added an attribute

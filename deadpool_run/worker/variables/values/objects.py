@@ -95,11 +95,6 @@ class Objects:
         return found
 
 
-def name_of_class(kind: type) -> str:
-    """Return the name of a class for messages."""
-    return f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")
-
-
 def class_of_name(module: str, name: str) -> Any:
     """Return the class of this name in a Python module; None if there is none."""
     found: Any = sys.modules.get(module)

@@ -1,6 +1,5 @@
 """Numbers, texts and factories as nodes for MessagePack, which refuses some of them."""
 
-import logging
 import threading
 from collections import defaultdict
 from typing import Any
@@ -11,13 +10,6 @@ LOCKS: dict[str, Any] = {type(make()).__name__: type(make()) for make in (thread
 """The classes of locks. One in a container is replaced by a new one."""
 _NUMBERS = frozenset({float, int, bool, type(None)})
 _INT64 = 1 << 63
-
-
-def is_known_logger(value: Any) -> bool:
-    """Return whether every process finds a logger by its name."""
-    if not issubclass(type(value), logging.Logger):
-        return False
-    return value is logging.root or logging.Logger.manager.loggerDict.get(value.name) is value
 
 
 def fits(value: int) -> bool:

@@ -1,6 +1,5 @@
 """Decoder of the trees that `ValueWriter` makes. No code of the script's classes is run."""
 
-import logging
 import sys
 import threading
 import weakref
@@ -9,7 +8,6 @@ from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from types import MethodType
 from typing import Any, NoReturn
-from weakref import WeakSet, WeakValueDictionary
 
 import torch
 from torch import Tensor
@@ -34,12 +32,10 @@ from deadpool_run.worker.variables.values.layouts import into_array, into_tensor
 from deadpool_run.worker.variables.values.objects import Objects, OpaqueError, class_of_name
 from deadpool_run.worker.variables.values.plain import FACTORIES
 from deadpool_run.worker.variables.values.tensors import TensorCopy
-from deadpool_run.worker.variables.values.unkept import LostValue, lost_part, raise_refused, with_lost_graph
+from deadpool_run.worker.variables.values.unkept import raise_refused, with_lost_graph
 from deadpool_run.worker.variables.values.views import view_of
 from deadpool_run.worker.variables.values.writer import DICTS, SEQUENCES
 
-_WITHOUT_STAND_INS = (set, frozenset, WeakSet, WeakValueDictionary)
-"""Containers whose items have a hash, or are freed unless something else refers to them."""
 _CODE = frozenset({"code", "method", "bound", "partial"})
 
 
@@ -61,21 +57,17 @@ class ValueReader:
         own: Collection[str] = (),
         large: Sequence[Tensor] = (),
         refuse: Callable[[str], NoReturn] = raise_refused,
-        trying: bool = False,
     ) -> None:
         """`scope` returns the object whose content is written elsewhere, by name, and `reference` one of which only the name is written.
 
         `state` returns a tensor of an optimizer. All three raise `KeyError` for what this process does not have. `made_later` are those that this process
         has made since.
         `own` are the script's Python modules, and `large` the large tensors, by number.
-        A backward through the graph of a tensor, which cannot be kept, calls `refuse`. With `trying`, iterators may have advanced.
+        A backward through the graph of a tensor, which cannot be kept, calls `refuse`.
         """
         self._objects = objects or Objects()
         self._by_name = {"scope": scope, "id": scope, "reference": reference, "state": state}
-        self._made_later = made_later or MadeLater(0, 1)
-        self._trying = trying
-        self.reading = "a variable"
-        """The name of the present variable, for messages."""
+        self._made_later = made_later or MadeLater(0)
         self._own = own
         self._large = large
         self._refuse = refuse
@@ -83,7 +75,7 @@ class ValueReader:
         self._filled: dict[int, Any] = {}
         """The parts of a module that this process still has, by the numbers of those that are read into them."""
 
-    def read(self, node: Any, into: Any = None) -> Any:  # noqa: C901, PLR0911, PLR0912 - one line for each kind
+    def read(self, node: Any, into: Any = None) -> Any:  # noqa: C901, PLR0911 - one line for each kind
         """Return the value of a node. `into` is an object to fill and return, if it is of the same kind.
 
         Raises `OpaqueError` for a class that this process does not have.
@@ -107,8 +99,6 @@ class ValueReader:
             return id(found) if tag == "id" else found
         if tag == "hole":
             return self._there(self._objects.named(parts[0]))
-        if tag == "part":
-            return self._part(*parts)
         if tag == "closure":
             return self._closure(*parts)
         if tag in ("view", "base"):
@@ -139,12 +129,6 @@ class ValueReader:
         if found is None:
             raise OpaqueError
         return found
-
-    def _part(self, number: int, name_of_class: str, mark: str | None) -> Any:
-        """Return a part of a container if this process still has it as it was, else a stand-in."""
-        found = self._made_later.parts.get(number)
-        is_there = found is not None and (self._trying or (mark is not None and iterators.mark_of(found) == mark))
-        return found if is_there else lost_part(name_of_class, self.reading, self._refuse)
 
     def _closure(self, tag: str, name: str, nodes: list[Any]) -> Any:
         """Return the function of this name, with what its closure held."""
@@ -203,8 +187,6 @@ class ValueReader:
         match tag:
             case "lock":
                 return (threading.RLock if parts[0] == "RLock" else threading.Lock)()
-            case "logger":
-                return logging.getLogger(parts[0])
             case "text":
                 return str(parts[0], errors="surrogatepass")
             case "int":
@@ -289,7 +271,7 @@ class ValueReader:
         target = self._new_container(parts, into)
         attributes = self._attributes(names, values)  # first, as they were written
         if tag in SEQUENCES:
-            _fill(target, SEQUENCES[tag], self._parts(SEQUENCES[tag], content[0]))
+            _fill(target, SEQUENCES[tag], [self.read(each) for each in content[0]])
         else:
             _fill(target, DICTS[tag], self._items(content))
         if vars(target) is not target:
@@ -311,7 +293,7 @@ class ValueReader:
         return into if is_alike else made
 
     def _sequence(self, kind: Any, parts: list[Any], into: Any) -> Any:
-        values = self._parts(kind, parts[0])
+        values = [self.read(each) for each in parts[0]]
         if kind in (tuple, frozenset):
             return kind(values)
         target: Any = into if type(into) is kind and (kind is not deque or into.maxlen == parts[1]) else None
@@ -323,23 +305,13 @@ class ValueReader:
         target = into if type(into) is kind else kind()
         if kind is defaultdict and target is not into:
             target = defaultdict(_factory(parts))
-        return _fill(
-            target, dict if issubclass(kind, dict) and kind is not OrderedDict else kind, self._items(parts, kind)
-        )
+        return _fill(target, dict if issubclass(kind, dict) and kind is not OrderedDict else kind, self._items(parts))
 
     def _attributes(self, names: list[str], nodes: list[Any]) -> dict[str, Any]:
         return dict(zip(names, map(self.read, nodes), strict=True))
 
-    def _items(self, parts: list[Any], kind: Any = dict) -> dict[Any, Any]:
-        keys, values = self._parts(set, parts[0]), self._parts(kind, parts[1])
-        return dict(zip(keys, values, strict=True))
-
-    def _parts(self, kind: Any, nodes: list[Any]) -> list[Any]:
-        """Return the items of a container. Raises `OpaqueError` for a stand-in in a set, as a key, or as a weak item."""
-        found = list(map(self.read, nodes))
-        if kind in _WITHOUT_STAND_INS and any(map(_has_stand_in, found)):
-            raise OpaqueError
-        return found
+    def _items(self, parts: list[Any]) -> dict[Any, Any]:
+        return dict(zip(map(self.read, parts[0]), map(self.read, parts[1]), strict=True))
 
 
 def _fill(target: Any, base: Any, values: Any) -> Any:
@@ -354,10 +326,6 @@ def _fill(target: Any, base: Any, values: Any) -> Any:
         return target
     (base.extend if base in (list, deque) else base.update)(target, values)
     return target
-
-
-def _has_stand_in(value: Any) -> bool:
-    return type(value) is LostValue or (type(value) in (tuple, frozenset) and any(map(_has_stand_in, value)))
 
 
 def _factory(parts: list[Any]) -> type:

@@ -31,7 +31,6 @@ MADE_LATER = (
     "one of these"
 )
 MOVED = "it shares memory with a protected tensor, and did not when the loop began"
-OF_PART = "it was made after the loop had begun, and only the code of its class can read what is in it"
 OVERLAPS = "it shares memory with another variable, and no variable has all of that memory"
 
 
@@ -47,8 +46,6 @@ def advice(why: str) -> str:
         return (
             "Assign the tensor that has all of the memory to a variable, too, or assign copies (clone()) of its parts."
         )
-    if why == OF_PART:
-        return "Make it before job.steps(), or in each step before it is used; or keep the numbers and tensors in it instead of the object."
     return (
         "If the weights depend on it, call job.protect() with an object that has it (state_dict() and load_state_dict()). If they do "
         "not, assign it in each step before it is read, or call deadpool_run.init(verify=False)."
@@ -209,20 +206,6 @@ def why_lost(value: LostValue) -> str:
     """Return why a value was not kept."""
     why: str = value._lost_as[1]  # noqa: SLF001 - all its attributes but these are the script's
     return why
-
-
-_PART = "an object of class "
-
-
-def lost_part(name_of_class: str, variable: str, refuse: Callable[[str], NoReturn]) -> LostValue:
-    """Return a stand-in for a part of a container in a variable."""
-    return LostValue(f"{_PART}{name_of_class} in {variable}", OF_PART, refuse)
-
-
-def class_of_part(value: LostValue) -> str:
-    """Return the name of the class of the part that a value stands for; empty if it stands for a variable."""
-    name: str = value._lost_as[0]  # noqa: SLF001 - as above
-    return name.removeprefix(_PART).partition(" in ")[0] if why_lost(value) == OF_PART else ""
 
 
 def kept_back(value: LostValue) -> Any:

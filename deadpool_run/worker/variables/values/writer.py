@@ -23,16 +23,9 @@ from deadpool_run.worker.state.numbered import MadeLater
 from deadpool_run.worker.state.state_tensors import StateTensors
 from deadpool_run.worker.variables.values.data_writer import DataWriter
 from deadpool_run.worker.variables.values.kinds import functions, iterators, library_values
-from deadpool_run.worker.variables.values.object_writer import NAMES_ONLY, NUMBERED, WHOLE, ObjectWriter
-from deadpool_run.worker.variables.values.objects import (
-    USED,
-    MadeLaterError,
-    Objects,
-    OpaqueError,
-    UnkeptDataError,
-    name_of_class,
-)
-from deadpool_run.worker.variables.values.plain import LOCKS, are_numbers, factory_of, fits, is_known_logger, text_node
+from deadpool_run.worker.variables.values.object_writer import ObjectWriter
+from deadpool_run.worker.variables.values.objects import USED, MadeLaterError, Objects, OpaqueError, UnkeptDataError
+from deadpool_run.worker.variables.values.plain import LOCKS, are_numbers, factory_of, fits, text_node
 from deadpool_run.worker.variables.values.sharing import Sharing
 from deadpool_run.worker.variables.values.tensors import (
     MOST_BYTES,
@@ -41,7 +34,7 @@ from deadpool_run.worker.variables.values.tensors import (
     is_array,
     is_data,
 )
-from deadpool_run.worker.variables.values.unkept import MADE_LATER, LostValue, class_of_part, why_lost
+from deadpool_run.worker.variables.values.unkept import MADE_LATER, LostValue, why_lost
 from deadpool_run.worker.variables.values.views import layout_of
 
 _PLAIN = frozenset({type(None), bool, float, str, bytes})
@@ -81,7 +74,7 @@ class ValueWriter(ObjectWriter):
         Tensors of `state` are written by name. Of `references`, only the name is written: no snapshot holds such objects, but every process of the rank has them.
         `own` are the modules whose objects are written with their attributes. Large tensors become `TensorCopy`s out of `copies`.
         With `noting`, objects are added to `objects`, under names that begin so. With `made_later`, modules and objects of libraries
-        that have no name are written with their attributes and a number, and other parts of containers as a number.
+        that have no name are written with their attributes and a number.
         `most_bytes` is the limit on one value.
         """
         super().__init__(objects, references or Objects(), own, made_later)
@@ -94,7 +87,7 @@ class ValueWriter(ObjectWriter):
         self._numbers = itertools.count()
         self._sharing = Sharing(self._made, copies)
         self.holes = 0
-        """How many objects were written by name or number only, because their content cannot be kept."""
+        """How many objects were written by name only, because their content cannot be kept."""
         self._values = 0
         self._within: set[int] = set()
 
@@ -148,11 +141,11 @@ class ValueWriter(ObjectWriter):
         if not isinstance(value, _CODE):
             return None
         if isinstance(value, partial):
-            named = self._under(NAMES_ONLY, value.keywords.values())
+            named = self._all(value.keywords.values())
             return [
                 "partial",
                 self._write(value.func),
-                self._under(NAMES_ONLY, value.args),
+                self._all(value.args),
                 list(value.keywords),
                 named,
             ]
@@ -196,14 +189,12 @@ class ValueWriter(ObjectWriter):
         return ["new", number, content]
 
     def _hole(self, value: Any) -> list[Any]:
-        """Return the node of an object in a container whose content cannot be kept: its name, or a number if it was made later.
+        """Return the node of an object in a container that is known by name, and whose content cannot be kept.
 
-        Of a function of the script's, what its closure holds is kept. Raises `OpaqueError` for an object that has neither.
+        Of a function of the script's, what its closure holds is kept. Raises `OpaqueError` for an object that was made later.
         """
         if type(value) in LOCKS.values():
             return ["lock", type(value).__name__]
-        if is_known_logger(value):
-            return ["logger", value.name]
         name = None if self._objects is None else self._objects.name_of(value)
         if name is None and self._noting and self._objects is not None:
             name = f"{self._noting}#{self._values}"
@@ -211,11 +202,9 @@ class ValueWriter(ObjectWriter):
             name = self._objects.name_of(value)  # None if its class allows no weak references
         if name is None and isinstance(value, USED):
             raise MadeLaterError(MADE_LATER)
-        if name is None and (self._made_later is None or self._rule != NUMBERED):
+        if name is None:
             raise OpaqueError
         self.holes += 1
-        if name is None and self._made_later is not None:
-            return ["part", self._made_later.parts.number(value), name_of_class(type(value)), iterators.mark_of(value)]
         return self._function(["hole", name], value)
 
     def _function(self, node: list[Any], value: Any) -> list[Any]:
@@ -226,7 +215,7 @@ class ValueWriter(ObjectWriter):
         before = len(self._made)
         self._within.add(id(value))
         try:
-            return ["closure", *node, self._under(NAMES_ONLY, cells)]
+            return ["closure", *node, self._all(cells)]
         except OpaqueError:
             self._forget(before)
             return node
@@ -281,7 +270,7 @@ class ValueWriter(ObjectWriter):
             parts = iterators.parts_of(value)
             if parts is not None:
                 made_by, arguments, *state = parts
-                return ["iterator", made_by, self._under(WHOLE, arguments), self._under(WHOLE, state)]
+                return ["iterator", made_by, self._kept_whole(arguments), self._kept_whole(state)]
         except OpaqueError:
             pass
         if len(self._within) > 1:
@@ -289,7 +278,7 @@ class ValueWriter(ObjectWriter):
         raise UnkeptDataError(iterators.WHY_LOST)
 
     def _container(self, kind: Any, value: Any, *columns: Iterable[Any]) -> list[Any]:
-        if self._rule == WHOLE and kind is defaultdict and value.default_factory and not factory_of(value):
+        if self._must_be_whole and kind is defaultdict and value.default_factory and not factory_of(value):
             raise OpaqueError
         many = kind.__len__(value) > MOST_VALUES
         nodes = self._numbers_of(columns) if many else [self._all(each) for each in columns]
@@ -303,15 +292,12 @@ class ValueWriter(ObjectWriter):
 
     def _part(self, value: Any) -> Any:
         before, values, nbytes = len(self._made), self._values, self._data.nbytes
-        if type(value) is LostValue and self._rule == NUMBERED and (name := class_of_part(value)):
-            self.holes += 1
-            return ["part", 0, name, None]  # of a process that was lost before
         try:
             return self._write(value)
         except (UnkeptDataError, MadeLaterError):
             raise
         except OpaqueError:
-            if self._rule == WHOLE:  # what an iterator iterates over has a position
+            if self._must_be_whole:  # what an iterator iterates over has a position
                 if isinstance(value, USED):
                     raise MadeLaterError(MADE_LATER) from None
                 raise

@@ -1,6 +1,5 @@
 """Iterators in variables: the parts that rebuild some of them at their position, and the progress of the others."""
 
-import hashlib
 import io
 import itertools
 from collections.abc import Callable, Iterator
@@ -77,14 +76,6 @@ def progress_of(value: Iterator[Any]) -> Any:
         return yielded
     parts = _reduced(value)
     return None if parts is None else tuple(map(_mark, parts[1:]))
-
-
-def mark_of(value: Any) -> str | None:
-    """Return a text that changes when an iterator advances: empty for any other object, None if its class does not show its position."""
-    if not is_iterator(value):
-        return ""
-    found = progress_of(value)
-    return None if found is None else hashlib.blake2b(repr(found).encode(errors="replace"), digest_size=8).hexdigest()
 
 
 def _mark(value: Any, depth: int = 0) -> Any:
