@@ -8,7 +8,7 @@ the user learns which of them it changes.
 import hashlib
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from types import GeneratorType, ModuleType
 from typing import Any
 
@@ -35,6 +35,15 @@ _CONTAINERS: tuple[Any, ...] = (list, dict, set)
 _OTHER = (*CODE, ModuleType, nn.Module, Optimizer)
 _WELL_KNOWN = frozenset({*sys.stdlib_module_names, "torch", "numpy", PACKAGE})
 """Packages whose objects are looked after elsewhere, or refused when a step depends on them: iterators, loaders, queues."""
+
+MADE_IN_LOOP = "made in the loop"
+"""The progress of what another process cannot have."""
+
+
+def has_parts(value: Any, own: Collection[str]) -> bool:
+    """Return whether a value is a container, or an object of the script's, by the names `own` of its modules."""
+    kind = type(value)  # a proxy would run code if asked for more
+    return issubclass(kind, (*_CONTAINERS, tuple, deque)) or kind.__module__ in own
 
 
 def fingerprint_of(value: Any) -> str:

@@ -20,7 +20,7 @@ from deadpool_run.worker.variables.baseline import OPAQUE, UNKEPT, Baseline, Fir
 from deadpool_run.worker.variables.children import shown
 from deadpool_run.worker.variables.first_values import FirstValues, counts_of, facts_of, shown_variable
 from deadpool_run.worker.variables.late_modules import LateModules
-from deadpool_run.worker.variables.left_alone import digests_of_unwritten
+from deadpool_run.worker.variables.left_alone import MADE_IN_LOOP, digests_of_unwritten, has_parts
 from deadpool_run.worker.variables.references import References
 from deadpool_run.worker.variables.scope import Scope
 from deadpool_run.worker.variables.scopes import Scopes
@@ -28,13 +28,7 @@ from deadpool_run.worker.variables.values.digests import Looks
 from deadpool_run.worker.variables.values.objects import MadeLaterError, Objects, OpaqueError, UnkeptDataError
 from deadpool_run.worker.variables.values.reader import ValueReader
 from deadpool_run.worker.variables.values.tensors import TensorCopies, TensorCopy, larger_tensors_of
-from deadpool_run.worker.variables.values.unkept import (
-    MADE_LATER,
-    LostValue,
-    Unkept,
-    kept_back,
-    raise_refused,
-)
+from deadpool_run.worker.variables.values.unkept import MADE_LATER, LostValue, Unkept, kept_back, raise_refused
 from deadpool_run.worker.variables.values.writer import ValueWriter, encoded
 
 _REPLACED = "replaced modules"
@@ -72,6 +66,8 @@ class Variables:
         """Variables with data that the last snapshot does not hold, with records of their values at that time."""
         self._earlier: dict[_Name, Unkept] = {}
         """The same for the snapshot before the last."""
+        self._around: dict[str, str] = {}
+        """Containers and objects of the script with a part that no snapshot holds."""
         self._taken, self._number = 0, 0
         self._reported: set[_Name] = set()
         self.too_large: dict[str, str] = {}
@@ -125,6 +121,7 @@ class Variables:
             self._state.forget()
         self._copies.next(thorough=thorough)
         self._unkept, self._earlier, self._number = {}, self._unkept, secrets.randbits(62)
+        self._around = {}
         self._references.next()
         self._looks.next()
         found: Changed = {}
@@ -145,7 +142,7 @@ class Variables:
                 self.report_unkept(
                     f"the module {shown(path)}", "it was put in place of another one, and not created in set-up"
                 )
-        if left_alone := self._advanced():
+        if left_alone := self._advanced() | self._around:
             found[_LEFT_ALONE] = left_alone
         if self._late.names:
             found[_IMPORTED] = dict.fromkeys(self._late.names)
@@ -300,8 +297,11 @@ class Variables:
             if isinstance(error, (UnkeptDataError, MadeLaterError)):
                 self._note_unkept(name, value, first, str(error))
                 return [_LOST, str(error), self._number]
-            unknown = first is not None and first.node is OPAQUE and first.value is None
-            return None if unknown else OPAQUE
+            if first is not None and first.node is OPAQUE and first.value is None:
+                return None
+            if has_parts(value, self.own_modules()):
+                self._around[shown_variable(*name)] = MADE_IN_LOOP
+            return OPAQUE
         is_as_first = first is not None and not self._baseline.is_late(name[0]) and encoded(node) == first.encoded
         return None if is_as_first else node
 

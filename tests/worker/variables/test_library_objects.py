@@ -4,6 +4,7 @@ import logging
 import os
 import queue
 import random
+import re
 import sys
 import threading
 import weakref
@@ -283,6 +284,35 @@ def test_a_restore_says_which_objects_are_not_as_in_the_process_of_the_snapshot(
         variables.trying = False
         variables.put(taken[0])
         assert [name.rpartition(".")[2] for name in variables.left_alone] == expected
+
+
+class Owner:
+    """An object of the script's with a part that no snapshot holds."""
+
+    def __init__(self, part):
+        self.part = part
+
+
+@pytest.mark.parametrize("make", [lambda part: {"n": 1, "part": part}, lambda part: [part], Owner])
+def test_a_restore_names_what_the_loop_has_made_around_a_part_that_no_snapshot_holds(make):
+    def run(taken=None):
+        made, plain = [], [1, 2]
+        variables = Variables()
+        variables.begin()
+        if taken is None:
+            made = make(re.match("a", "ab"))
+            plain.append(3)
+            return made, variables.take()
+        variables.trying = True
+        variables.put(taken)
+        assert variables.left_alone == []
+        variables.trying = False
+        variables.put(taken)
+        assert plain == [1, 2, 3]
+        return [name.rpartition(".")[2] for name in variables.left_alone], None
+
+    _, taken = run()
+    assert run(taken)[0] == ["made"]
 
 
 def test_objects_that_training_does_not_change_are_not_named():
