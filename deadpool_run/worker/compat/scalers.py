@@ -13,7 +13,7 @@ def state_of(obj: Any) -> Any:
 
     `GradScaler.state_dict()` reads them with `item()`, which waits for the device.
     """
-    if not isinstance(obj, GradScaler) or type(obj).state_dict is not GradScaler.state_dict:
+    if not _has_torchs_state(obj):
         return obj.state_dict()
     scale, tracker = obj._scale, obj._growth_tracker  # noqa: SLF001
     if scale is None or tracker is None:  # before its first use, or disabled
@@ -27,9 +27,14 @@ def state_of(obj: Any) -> Any:
     }
 
 
+def _has_torchs_state(obj: Any) -> bool:
+    kind, own = type(obj), GradScaler
+    return issubclass(kind, own) and kind.state_dict is own.state_dict and kind.load_state_dict is own.load_state_dict
+
+
 def load_state(obj: Any, state: Any) -> None:
     """Load what `state_of` has returned."""
-    if isinstance(obj, GradScaler) and type(obj).load_state_dict is GradScaler.load_state_dict:
+    if _has_torchs_state(obj):
         state = {name: value.item() if isinstance(value, Tensor) else value for name, value in state.items()}
     obj.load_state_dict(state)
 
@@ -49,5 +54,9 @@ def watch_steps(ended: Callable[[], None]) -> Callable[[], None]:
         ended()
         return result
 
+    def end() -> None:
+        if GradScaler.step is step:  # the script has put nothing on top
+            GradScaler.step = plain  # type: ignore[method-assign]
+
     GradScaler.step = step  # type: ignore[method-assign]
-    return functools.partial(setattr, GradScaler, "step", plain)
+    return end

@@ -295,12 +295,16 @@ class RepairParticipant:
 
     def _stop_for(self, difference: ReplicaDifference, version: Version) -> NoReturn:
         rank, evidence = self.session.rank, Path(os.environ.get("DEADPOOL_RUN_DIR", "")) / "evidence"
+        restored = self.snapshots.agreement.steps_since_repair(version) == 0  # it may have differed before
+        durable = (
+            "check a durable checkpoint of this version" if restored else "no durable checkpoint has this difference"
+        )
         if rank in difference.odd or rank == min(set(difference.ranks) - set(difference.odd), default=rank):
             self.snapshots.keep_evidence(evidence / f"rank-{rank}.pt", difference.names, version)
         dist.barrier(group=difference.group)  # the first rank that stops the job ends the others
         self.refuse(
             f"replicas that were equal before a loss differ after its repair, at version {version}: {difference}.\n"
-            f"The job stops: no durable checkpoint has this difference. These tensors of the last two versions are kept in {evidence}. "
+            f"The job stops: {durable}. These tensors of the last two versions are kept in {evidence}. "
             "Run `deadpool-run check` on the script to find out why.",
             ReplicasDifferError,
         )

@@ -63,13 +63,13 @@ def test_works_of_an_aborted_collective_raise_nothing(make_world, kind):
 def writes(member, kind):
     device = Device(kind, member)
     member.start()
-    whole = device.full(1, 2, 4)
+    whole = device.full(1, 2, 4 << 10)
     before = all_writes_of(whole), all_writes_of(other := device.full(1))
-    dist.all_gather_single(whole.view(-1), device.full(2))
+    dist.all_gather_single(whole.view(-1), device.full(2, 4 << 10))
     assert before == (before[0], all_writes_of(other))
     assert all_writes_of(whole) != before[0]
     with device.host():
-        dist.all_reduce(host := torch.ones(2))
+        dist.all_reduce(host := torch.ones(4 << 10))
     assert all_writes_of(host) > all_writes_of(torch.ones(2))
     device.check()
     member.registry.shut_down()
