@@ -33,8 +33,8 @@ _DEEPEST = 8
 _PLAIN = frozenset({int, float, bool, str, bytes, type(None)})
 _CONTAINERS: tuple[Any, ...] = (list, dict, set)
 _OTHER = (*CODE, ModuleType, nn.Module, Optimizer)
-_WELL_KNOWN = frozenset({*sys.stdlib_module_names, "torch", "numpy", PACKAGE})
-"""Packages whose objects are looked after elsewhere, or refused when a step depends on them: iterators, loaders, queues."""
+_WELL_KNOWN = frozenset({*sys.stdlib_module_names, "torch", "numpy", PACKAGE}) - {"queue"}
+"""Packages whose objects are looked after elsewhere, or refused when a step depends on them: iterators, loaders, locks."""
 
 MADE_IN_LOOP = "made in the loop"
 """The progress of what another process cannot have."""

@@ -315,6 +315,21 @@ def test_a_restore_names_what_the_loop_has_made_around_a_part_that_no_snapshot_h
     assert run(taken)[0] == ["made"]
 
 
+def test_a_queue_that_the_loop_fills_is_named():
+    def run(taken=None):
+        variables, filled, other = Variables(), queue.Queue(), queue.Queue()
+        variables.begin()
+        if taken is None:
+            filled.put(1)
+            filled.get()
+            return variables.take()
+        variables.put(taken)
+        assert other.empty()
+        return [name.rpartition(".")[2] for name in variables.left_alone]
+
+    assert run(run()) == ["filled"]
+
+
 def test_objects_that_training_does_not_change_are_not_named():
     variables, seen = Variables(), Bar()
     variables.begin()
