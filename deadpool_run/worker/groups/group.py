@@ -147,7 +147,7 @@ class Group(GroupApi):
         assert self._device is not None
         self._device.mark().wait()
         if self.registry.find_failure() or self.channel is not channel:
-            self.registry.note_fake(what)
+            self.registry.note_fake(what, NO_ATTEMPT)  # also if another thread waits
         if then is not None:
             then()
 

@@ -185,7 +185,9 @@ class _GuardedFuture:
         try:
             found = value()
         except (RuntimeError, PeerLostError) as error:
-            self.future.set_exception(error)
+            # Both lead to frames with this future, and Python cannot free a cycle through C++.
+            error.__context__ = None
+            self.future.set_exception(error.with_traceback(None))
         else:
             self.future.set_result(found)
 
