@@ -30,7 +30,7 @@ _LOST = (
     "{what}: a peer was lost, and this collective's result with it. It was issued in a thread of the script or in an earlier step, "
     "so that the repeated step does not issue it again.\n"
     "Catch deadpool_run.errors.PeerLostError where the script waits for the thread. Discard what the thread was doing, such as a "
-    "checkpoint that it was writing, and start that again in a new thread."
+    "checkpoint that it was writing. Do not repeat it on this rank alone: write the next checkpoint at its usual step, on all ranks."
 )
 _OLDER = (
     "{what}: the thread {thread!r} has been running since before a rank was replaced. The thread of the new process "
@@ -79,7 +79,7 @@ class GroupOwner(ABC):
         self.refuse: Callable[[str], NoReturn] = refuse
         """Stops the job; called with the reason why it cannot be kept exact."""
         self.hold: Callable[[], None] = lambda: None
-        """Called, from any thread, before a collective returns a fake result; blocks where no step discards that."""
+        """Called, from any thread, before a collective returns a fake result or raises; blocks outside the loop."""
         self._issued = itertools.count(1)
         self._waited = itertools.count(1)
 
@@ -136,12 +136,15 @@ class GroupOwner(ABC):
         """Note that a collective gets a fake result. `attempt` has issued it; None: this thread does so now.
 
         Raises `PeerLostError` if it is not of the running step, which is then as good as before: nothing would discard the
-        result. In a rehearsal nothing is lost.
+        result. In a rehearsal nothing is lost. Outside the loop it holds first: the error would stop a job that runs the script
+        again.
         """
-        if self.playback is None and not self._is_running(self.attempt_here() if attempt is None else attempt):
-            raise PeerLostError(_LOST.format(what=what))
-        self.step_failed = True
+        is_steps = self.playback is not None or self._is_running(self.attempt_here() if attempt is None else attempt)
+        if is_steps:
+            self.step_failed = True
         self.hold()
+        if not is_steps:
+            raise PeerLostError(_LOST.format(what=what))
 
     @abstractmethod
     def failed(  # noqa: PLR0913 - what is known of the work, and of its error

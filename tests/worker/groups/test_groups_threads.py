@@ -1,6 +1,8 @@
 """Collectives of the script's own threads: a lost peer raises there, and the running step is not touched."""
 
+import gc
 import threading
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -62,9 +64,12 @@ def is_cut_in_a_thread(member, way):
         member.store.wait(["done"], TIMEOUT)
         return None
     member.registry.begin_step()
+    held = []
+    member.registry.hold = lambda: held.append(way)
     with later(0.2, member.registry.abort):
         cut = in_thread(WAYS[way])
     refused = in_thread(WAYS["all_reduce"])
+    assert len(held) >= 2, "outside the loop, each must wait for the end of the process"
     touched = member.registry.step_failed
     dist.all_reduce(torch.ones(4))  # the step itself goes on with fake results
     member.store.set("done", "1")
@@ -169,6 +174,34 @@ def test_a_thread_of_before_a_loss_is_refused_and_a_new_one_is_not(make_world):
         assert all("meter" in each and "new thread" in each for each in refused), refused
         assert (new, idle) == ([2.0, 2.0], [2.0, 2.0])
         assert (failed, state) == (False, GroupState.ATTACHED)
+
+
+def keeps_a_future(member):
+    member.start(timeout=LONG)
+    member.meet("ready")
+    if member.rank == 1:
+        member.store.wait(["done"], TIMEOUT)
+        return None
+    member.registry.begin_step()
+
+    def issue():
+        work = dist.all_reduce(torch.ones(4), async_op=True)
+        return work.get_future(), weakref.ref(work)
+
+    future, work = in_thread(issue)
+    member.registry.abort()
+    try:
+        future.wait()
+    except PeerLostError as error:
+        told = str(error)
+    del future
+    gc.collect()
+    member.store.set("done", "1")
+    return "a peer was lost" in told, work() is None
+
+
+def test_a_cut_future_frees_its_work(make_world):
+    assert make_world(2).run(keeps_a_future)[0] == (True, True)
 
 
 class Reduced(torch.autograd.Function):
