@@ -1,22 +1,26 @@
 """Threads of the script: those that it or a library starts through `threading`, and their collectives.
 
 Such a collective belongs to no step: a background checkpoint runs through several, and nothing discards what it reads.
-The thread that runs the step loop is mostly the main one. Threads that C++ starts (autograd's, Gloo's) and our own run parts of a step, and so does a backward pass in any thread.
+The main thread is none, and mostly runs the step loop. Threads that C++ starts (autograd's, Gloo's) and our own run parts of a step, and so does a backward pass in any thread.
 """
 
 import sys
 import threading
+import weakref
 from concurrent.futures import thread as executors
 from types import FrameType
-from weakref import WeakSet
+from weakref import WeakKeyDictionary
 
 from deadpool_run.worker.compat import c10d
+
+Older = weakref.ref[object]
 
 _OF_CPP = "_DummyThread"
 """The name of Python's class for threads that it has not started."""
 
 _loops = threading.main_thread().ident
-_older: WeakSet[threading.Thread] = WeakSet()
+_older: WeakKeyDictionary[threading.Thread, Older | None] = WeakKeyDictionary()
+"""Threads that lived when communicators were last rebuilt. Each has the executor's task that it ran; None: all that it does is older."""
 
 
 class OurThread(threading.Thread):
@@ -34,31 +38,55 @@ def is_scripts() -> bool:
     if threading.get_ident() == _loops or c10d.in_backward():
         return False
     thread = threading.current_thread()
+    if thread is threading.main_thread():  # it waits while the loop runs in another thread
+        return False
     return not (isinstance(thread, OurThread) or type(thread).__name__ == _OF_CPP)
 
 
 def is_older() -> bool:
-    """Return whether the calling thread lived when communicators were last rebuilt, and may have work from before."""
-    return threading.current_thread() in _older
+    """Return whether the calling thread is at what it did when communicators were last rebuilt."""
+    thread = threading.current_thread()
+    if thread not in _older:
+        return False
+    task = _older[thread]
+    return task is None or task() is _task_of(sys._getframe())  # noqa: SLF001 - this thread's frame
 
 
 def note_older() -> None:
-    """Note the threads that live now: the communicators of their work are gone. An executor without a task is as good as new."""
+    """Note what the threads that live now are doing: its communicators are gone. An executor without a task is as good as new."""
+    queued = {
+        thread for thread in threading.enumerate() if _has_queue(thread)
+    }  # first: from here on, tasks are in the frames
     # No variable refers to the frames: this one is among them, and the cycle would keep what all threads have in theirs.
-    idle = {
-        ident
+    doing = {
+        ident: (_waits_for_tasks(frame), _task_of(frame))
         for ident, frame in sys._current_frames().items()  # noqa: SLF001 - the only way to another thread's frame
-        if _waits_for_tasks(frame)
     }
     for thread in threading.enumerate():
-        if thread.ident not in idle:
-            _older.add(thread)
+        is_idle, task = doing.get(thread.ident or 0, (False, None))
+        if is_idle and thread not in queued:
+            _older.pop(thread, None)
+        else:
+            _older[thread] = None if task is None or thread in queued else weakref.ref(task)
+
+
+def _has_queue(thread: threading.Thread) -> bool:
+    """Return whether tasks wait for an executor's thread. Its frame has the queue too, but a look there may keep the task."""
+    queue = executors._threads_queues.get(thread)  # noqa: SLF001 - see above
+    return queue is not None and queue.qsize() > 0
 
 
 def _waits_for_tasks(frame: FrameType) -> bool:
-    """Return whether a thread of an executor is between two tasks, and none waits in the queue."""
-    code = frame.f_code
-    if (code.co_name, code.co_filename) != ("_worker", executors.__file__):
-        return False
-    queue = frame.f_locals.get("work_queue")
-    return queue is not None and not queue.qsize()
+    """Return whether a thread of an executor is between two tasks."""
+    return _is_executors(frame, "_worker") and "work_item" not in frame.f_locals
+
+
+def _task_of(frame: FrameType | None) -> object | None:
+    """Return the task of an executor in which a thread is."""
+    while frame is not None and not _is_executors(frame, "run"):
+        frame = frame.f_back
+    return None if frame is None else frame.f_locals.get("self")
+
+
+def _is_executors(frame: FrameType, name: str) -> bool:
+    return (frame.f_code.co_name, frame.f_code.co_filename) == (name, executors.__file__)

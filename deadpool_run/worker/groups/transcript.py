@@ -36,7 +36,7 @@ _OWN = "@threads"
 """Follows a group's name in the entries of the script's own threads."""
 _NOT_RECORDED = (
     "{what}: the rehearsal of a replacement has no result for this collective of a thread: the first process of the rank had not received "
-    "it when the first two steps ended.\nDiscard what the thread was doing, and start that again in a new thread."
+    "it when the first two steps ended.\nDiscard what the thread was doing, and do not repeat it on this rank alone."
 )
 _MAGIC = b"DPTR\x00\x03"
 _DIGEST_BYTES = 32

@@ -3,7 +3,7 @@
 `--way save`: `async_save()` of torch writes a checkpoint in every third step, over a group of its own.
 `--way meter`: one thread sums a number of each step, from the first step to the last.
 `--way pool`: each step reduces its gradients in an executor, and waits for them.
-`--way loop`: the loop itself runs in a thread.
+`--way loop`: the loop itself runs in a thread, and the main thread has a collective after it.
 """
 
 import os
@@ -125,6 +125,7 @@ if args.way == "loop":
     training = threading.Thread(target=train)
     training.start()
     training.join()
+    dist.barrier()
 else:
     train()
 finish()

@@ -135,12 +135,18 @@ def goes_on_after_a_repair(member):
     member.start(timeout=LONG)
     member.registry.begin_step()
     group = dist.new_group([0, 1])
-    begun, go_on, told, idle = threading.Event(), threading.Event(), [], ThreadPoolExecutor(1)
+    begun, go_on, told = threading.Event(), threading.Event(), []
+    idle, busy = ThreadPoolExecutor(1), ThreadPoolExecutor(1)
 
     def reduced():
         x = torch.ones(2)
         dist.all_reduce(x, group=group)
         return x.tolist()
+
+    def waits():
+        in_task.set()
+        assert go_on.wait(30)
+        return reduced()
 
     def older():
         told.append(reduced())
@@ -156,23 +162,31 @@ def goes_on_after_a_repair(member):
     thread = threading.Thread(target=older, name="meter")
     thread.start()
     assert begun.wait(30)
+    in_task = threading.Event()
+    if member.rank == 0:  # a replacement's executor has no task
+        cut = busy.submit(waits)
+        assert in_task.wait(30)
+    else:
+        cut = None
     member.meet("issued")
     member.registry.abort()
     member.registry.attach(member.store, "e2", LONG)
     member.registry.begin_step()
     go_on.set()
     thread.join()
-    found = [told, in_thread(reduced), idle.submit(reduced).result()]
+    assert cut is None or "since before" in str(cut.exception())
+    found = [told, in_thread(reduced), [pool.submit(reduced).result() for pool in (idle, busy)]]
     idle.shutdown()
+    busy.shutdown()
     return found, member.registry.step_failed, member.registry.state
 
 
 def test_a_thread_of_before_a_loss_is_refused_and_a_new_one_is_not(make_world):
-    for (told, new, idle), failed, state in make_world(2).run(goes_on_after_a_repair):
+    for (told, new, pools), failed, state in make_world(2).run(goes_on_after_a_repair):
         first, *refused = told
         assert first == [2.0, 2.0]
         assert all("meter" in each and "new thread" in each for each in refused), refused
-        assert (new, idle) == ([2.0, 2.0], [2.0, 2.0])
+        assert (new, *pools) == ([2.0, 2.0],) * 3
         assert (failed, state) == (False, GroupState.ATTACHED)
 
 
@@ -186,8 +200,9 @@ def keeps_a_future(member):
 
     def issue():
         work = dist.all_reduce(torch.ones(4), async_op=True)
-        return work.get_future(), weakref.ref(work)
+        return work.get_future(), weakref.ref(work, lambda _: freed.set())
 
+    freed = threading.Event()
     future, work = in_thread(issue)
     member.registry.abort()
     try:
@@ -195,7 +210,10 @@ def keeps_a_future(member):
     except PeerLostError as error:
         told = str(error)
     del future
-    gc.collect()
+    for _ in range(50):  # the thread that completed the future may be in there still
+        gc.collect()
+        if freed.wait(0.1):
+            break
     member.store.set("done", "1")
     return "a peer was lost" in told, work() is None
 
