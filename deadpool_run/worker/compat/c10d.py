@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d as native
 from torch._C._distributed_c10d import ProcessGroup, Store, TCPStore
+from torch.distributed import distributed_c10d
 
 from deadpool_run.worker import dns
 
@@ -61,6 +62,11 @@ def start_coalescing(group: ProcessGroup, device: torch.device) -> None:
 def end_coalescing(group: ProcessGroup, device: torch.device) -> Any:
     """Issue the collected operations as one work."""
     return group._end_coalescing(device)  # noqa: SLF001
+
+
+def forget_coalescing(group: ProcessGroup) -> None:
+    """Forget a coalescing that an exception has ended: torch would collect the group's later collectives, and never issue them."""
+    distributed_c10d._world.pg_coalesce_state.pop(group, None)  # noqa: SLF001
 
 
 def carrier() -> str:

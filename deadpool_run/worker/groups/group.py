@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from deadpool_run.errors import ScriptError
+from deadpool_run.errors import PeerLostError, ScriptError
 from deadpool_run.worker.codec import tensors_in
 from deadpool_run.worker.compat import c10d
 from deadpool_run.worker.compat.group_api import GroupApi
@@ -169,20 +169,20 @@ class Group(GroupApi):
         return collective.name in {"send", "recv"} and len(parts) > 1 and not 0 <= int(parts[1]) < len(self.spec.ranks)
 
     def _start_coalescing(self, device: torch.device) -> None:
-        coalescing = self._coalescing
-        if not self.runs_on(device):
-            coalescing.inner = self._host()
-            if coalescing.inner is None:
+        coalescing, target = self._coalescing, None
+        try:
+            self.registry.admit(COALESCED.name)
+            if not self.runs_on(device):
+                coalescing.inner = target = self._host()
+            elif (channel := self._enter()[0]) is not None:
+                coalescing.started, target = StartedCoalescing(channel), channel.target
+            if target is None:
                 self.registry.note_fake(COALESCED.name)
             else:
-                c10d.start_coalescing(coalescing.inner, device)
-            return
-        channel, _ = self._enter()
-        if channel is None:
-            self.registry.note_fake(COALESCED.name)
-            return
-        coalescing.started = StartedCoalescing(channel)
-        c10d.start_coalescing(channel.target, device)
+                c10d.start_coalescing(target, device)
+        except PeerLostError:
+            c10d.forget_coalescing(self)
+            raise
 
     start_coalescing = _start_coalescing
 
@@ -204,10 +204,11 @@ class Group(GroupApi):
         return FakeWork(self, COALESCED, (), attempt=NO_ATTEMPT)  # as torch's own work, which is not checked either
 
     def close_coalescing(self) -> None:
-        """End a coalescing that an exception of the script has left open in this thread: it would collect all later calls."""
+        """End a coalescing that an exception has left open in this thread: it would collect all later calls."""
         started = self._coalescing.started
         if started is not None and self._device is not None:
             self._coalescing.started = None
+            c10d.forget_coalescing(self)
             with suppress(RuntimeError):
                 self._end_on_device(started, self._device.place())
 

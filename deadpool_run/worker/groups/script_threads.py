@@ -54,9 +54,8 @@ def is_older() -> bool:
 
 def note_older() -> None:
     """Note what the threads that live now are doing: its communicators are gone. An executor without a task is as good as new."""
-    queued = {
-        thread for thread in threading.enumerate() if _has_queue(thread)
-    }  # first: from here on, tasks are in the frames
+    # First, because a task that leaves the queue from here on is in the frames.
+    queued = {thread for thread in threading.enumerate() if _has_queue(thread)}
     # No variable refers to the frames: this one is among them, and the cycle would keep what all threads have in theirs.
     doing = {
         ident: (_waits_for_tasks(frame), _task_of(frame))

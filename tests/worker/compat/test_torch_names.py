@@ -122,6 +122,7 @@ NAMES = {
     "_scale": [SCALER],
     "_set_default_backend": [_stub("ProcessGroup")],
     "_start_coalescing": [_stub("ProcessGroup")],
+    "_world": [C10D],
     "_state_ctx": [Place(f"{FSDP}_fsdp_state.py", "FSDPState")],
     "_states_to_backward_prefetch": [Place(f"{FSDP}_fsdp_state.py", "FSDPState")],
     "_states_to_forward_prefetch": [Place(f"{FSDP}_fsdp_state.py", "FSDPState")],
@@ -290,8 +291,8 @@ OWN = {name for path in PACKAGE.rglob("*.py") for name in _own_names(ast.parse(p
 """Every name that is ours, private or not."""
 
 
-PYTHONS = {"_type_", "_name_", "_value_"}
-"""Names that ctypes and enum document."""
+PYTHONS = {"_type_", "_name_", "_value_", "_threads_queues"}
+"""Names that ctypes and enum document, and the queue of an executor's thread in Python 3.11 to 3.14."""
 
 
 def _private_uses(path):

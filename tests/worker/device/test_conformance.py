@@ -125,7 +125,6 @@ def cut_coalescing(member, kind):
     manager = dist.distributed_c10d._coalescing_manager(dist.group.WORLD, device.place)
     manager.__enter__()  # an exception of the script: torch does not end the coalescing then
     dist.isend(device.full(1), other)
-    dist.distributed_c10d._world.pg_coalesce_state.clear()  # as destroy_process_group does
     member.registry.abort()
     member.registry.attach(member.store, "e4", TIMEOUT)
     got += reduced(device)

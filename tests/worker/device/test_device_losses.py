@@ -119,6 +119,35 @@ def test_an_abort_gives_a_thread_of_the_script_no_garbage(make_world):
     assert run(make_world, "fake", is_aborted_in_a_thread) == [([2.0] * 4, PeerLostError), ([2.0] * 4, None)]
 
 
+def coalesces_in_an_old_thread(member, kind):
+    device = Device(kind, member)
+    member.start()
+    reduced(device)
+    go_on, told = threading.Event(), []
+
+    def scripts():
+        assert go_on.wait(30)
+        try:
+            with dist.distributed_c10d._coalescing_manager(dist.group.WORLD, device.place):
+                dist.isend(device.full(1), 1 - member.rank)
+        except PeerLostError as error:
+            told.append("since before" in str(error))
+
+    thread = threading.Thread(target=scripts)
+    thread.start()
+    member.registry.abort()
+    member.registry.attach(member.store, "e2", TIMEOUT)
+    go_on.set()
+    thread.join()
+    got = reduced(device)  # torch would collect it if it still saw a coalescing of the group
+    device.check()
+    return told, got, device.fake.depth
+
+
+def test_an_old_thread_starts_no_coalescing(make_world):
+    assert run(make_world, "fake", coalesces_in_an_old_thread) == [([True], [2.0] * 4, 0)] * 2
+
+
 def fails_to_abort(member, kind):
     device = Device(kind, member)
     member.start()
