@@ -1,14 +1,17 @@
 """Threads of the script: those that it or a library starts through `threading`, and their collectives.
 
 Such a collective belongs to no step: a background checkpoint runs through several, and nothing discards what it reads.
-The main thread is none, and mostly runs the step loop. Threads that C++ starts (autograd's, Gloo's) and our own run parts of a step, and so does a backward pass in any thread.
+The main thread is none, and mostly runs the step loop. Threads that C++ starts (autograd's, Gloo's) and our own run parts of a
+step, and so does a backward pass in any thread.
 """
 
 import sys
 import threading
 import weakref
+from collections.abc import Mapping
 from concurrent.futures import thread as executors
 from types import FrameType
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from deadpool_run.worker.compat import c10d
@@ -71,7 +74,8 @@ def note_older() -> None:
 
 def _has_queue(thread: threading.Thread) -> bool:
     """Return whether tasks wait for an executor's thread. Its frame has the queue too, but a look there may keep the task."""
-    queue = executors._threads_queues.get(thread)  # noqa: SLF001 - see above
+    queues: Mapping[threading.Thread, Any] = getattr(executors, "_threads_queues", {})
+    queue = queues.get(thread)
     return queue is not None and queue.qsize() > 0
 
 
