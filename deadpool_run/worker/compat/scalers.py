@@ -13,10 +13,10 @@ def state_of(obj: Any) -> Any:
 
     `GradScaler.state_dict()` reads them with `item()`, which waits for the device.
     """
-    if not _has_torchs_state(obj):
+    if not _has_torchs_state(obj) or not obj.is_enabled():
         return obj.state_dict()
     scale, tracker = obj._scale, obj._growth_tracker  # noqa: SLF001
-    if scale is None or tracker is None:  # before its first use, or disabled
+    if scale is None or tracker is None:  # before its first use
         return obj.state_dict()
     return {
         "scale": scale,

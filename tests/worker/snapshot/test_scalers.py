@@ -74,3 +74,13 @@ def test_a_scaler_is_read_without_a_wait_for_its_device(snapshots, put):
     assert scaler.state_dict() == before
     assert type(scaler._init_scale) is float
     assert type(scaler._init_growth_tracker) is int
+
+
+@pytest.mark.parametrize("options", [{"enabled": False}, {}])
+def test_a_scaler_that_is_disabled_or_not_yet_used_is_kept(snapshots, options):
+    scaler = torch.amp.GradScaler("cpu", **options)
+    before = scaler.state_dict()
+    snapshots.protect("scaler", scaler)
+    snapshots.capture_now(0)
+    snapshots.restore(0)
+    assert scaler.state_dict() == before
