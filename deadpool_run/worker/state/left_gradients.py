@@ -80,7 +80,8 @@ class _Marked:
         if name in _OVERWRITING or is_attribute == "set":
             overwritten, marked = marked, list(_marked_in((args[1:], kwargs), _ABOVE))
         for gradient in marked:
-            if is_marked(gradient):  # the first use of one may take the marks from all
+            # The first use of one may take the marks from all.
+            if is_marked(gradient) and not _is_set_again(gradient):
                 _mark_of(gradient).use()
         for gradient in (*marked, *overwritten):
             _unmark(gradient)
@@ -182,11 +183,8 @@ class LeftGradients:
         for parameter in parameters:
             gradient = parameter.grad
             if gradient is not None and is_marked(gradient):
-                mark = _mark_of(gradient)
-                with _unmarked([gradient]):
-                    is_overwritten = mark.is_lost and not local(gradient).isnan().any()
-                if not is_overwritten:
-                    mark.use()
+                if not _is_set_again(gradient):
+                    _mark_of(gradient).use()
                 _unmark(gradient)
 
     def lose(self, parameter: Tensor, name: str) -> None:
@@ -253,6 +251,14 @@ def _mark(gradient: Tensor, mark: _Mark) -> None:
 def _mark_of(gradient: Tensor) -> _Mark:
     found: _Mark = vars(gradient)["_left"]
     return found
+
+
+def _is_set_again(gradient: Tensor) -> bool:
+    """Return whether a stand-in has other values since: a backward sets DDP's view of a bucket without a word to Python."""
+    if not _mark_of(gradient).is_lost:
+        return False
+    with _unmarked([gradient]):
+        return not local(gradient).isnan().any()
 
 
 def _unmark(gradient: Tensor) -> None:
