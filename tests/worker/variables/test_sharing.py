@@ -164,3 +164,21 @@ def test_memory_that_is_shared_with_an_optimizers_state_in_the_loop_is_refused()
     taken = Box()
     loop(taken, steps=1)
     assert type(loop(taken, steps=0)) is LostValue
+
+
+def test_a_container_of_the_loop_may_have_an_optimizers_state_of_set_up():
+    """A replacement's variable refers to its own optimizer's tensors after a roll back that came before the loss."""
+
+    def loop(taken, *, steps):
+        state, kept = Tracked("moment", SlotRole.OPTIMIZER, torch.zeros(4)), None
+        variables = Variables(StateTensors(lambda: [state]))
+        variables.begin(others=[state.tensor])
+        if steps:
+            kept = (3, [state.tensor])
+        taken.append(variables.take())
+        variables.put(taken[0])
+        return kept[0], kept[1][0] is state.tensor
+
+    taken = Box()
+    loop(taken, steps=1)
+    assert loop(taken, steps=0) == (3, True)

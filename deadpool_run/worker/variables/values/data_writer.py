@@ -39,8 +39,8 @@ class DataWriter:
         """Return the node of a tensor. Raises `OpaqueError`."""
         if value.is_meta or self._copies.is_other(value):
             raise OpaqueError
-        if self._state is not None and (name := self._state.name_of(value)) is not None:
-            return ["state", name]
+        if (of_state := self.of_state(value)) is not None:
+            return of_state
         if self._state is not None and self._state.has_memory_of(value):
             raise UnkeptDataError(MOVED)
         if type(value) not in (Tensor, nn.Parameter) or not is_dense(value):
@@ -61,6 +61,11 @@ class DataWriter:
             gradient = None if value.grad is None else self.tensor(value.grad)
             return [tag, node, gradient, value.requires_grad]
         return node
+
+    def of_state(self, value: Tensor) -> list[str] | None:
+        """Return the node of a parameter or a tensor of an optimizer's state; None for any other."""
+        name = None if self._state is None else self._state.name_of(value)
+        return None if name is None else ["state", name]
 
     def array(self, value: Any) -> Any:
         """Return the node of an array or a scalar of NumPy. Raises `OpaqueError`."""

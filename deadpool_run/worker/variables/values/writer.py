@@ -202,6 +202,9 @@ class ValueWriter(ObjectWriter):
             name = self._objects.name_of(value)  # None if its class allows no weak references
         if name is None and isinstance(value, USED):
             raise MadeLaterError(MADE_LATER)
+        # In a replacement, what a loop has rolled back to may refer to tensors of set-up.
+        if name is None and issubclass(type(value), Tensor) and (node := self._data.of_state(value)) is not None:
+            return node
         if name is None:
             raise OpaqueError
         self.holes += 1
