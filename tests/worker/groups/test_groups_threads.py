@@ -57,13 +57,20 @@ WAYS = {
 }
 
 
-def is_cut_in_a_thread(member, way):
+def begins_alone(member):
+    """Begin a step on rank 0. Rank 1 takes no part in it: return False there, when rank 0 is done."""
     member.start(timeout=LONG)
     member.meet("ready")
     if member.rank == 1:
         member.store.wait(["done"], TIMEOUT)
-        return None
+        return False
     member.registry.begin_step()
+    return True
+
+
+def is_cut_in_a_thread(member, way):
+    if not begins_alone(member):
+        return None
     held = []
     member.registry.hold = lambda: held.append(way)
     with later(0.2, member.registry.abort):
@@ -191,12 +198,8 @@ def test_a_thread_of_before_a_loss_is_refused_and_a_new_one_is_not(make_world):
 
 
 def keeps_a_future(member):
-    member.start(timeout=LONG)
-    member.meet("ready")
-    if member.rank == 1:
-        member.store.wait(["done"], TIMEOUT)
+    if not begins_alone(member):
         return None
-    member.registry.begin_step()
 
     def issue():
         work = dist.all_reduce(torch.ones(4), async_op=True)
