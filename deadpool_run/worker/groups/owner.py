@@ -159,8 +159,8 @@ class GroupOwner(ABC):
     ) -> None:
         """Start a drain if `error` is the failure of a peer, else raise it. `may_time_out`: a timeout is the user's error.
 
-        `attempt`: see `note_fake`. `device` has raised the error; None: Gloo. A failure on communicators of an older generation says nothing about the
-        present ones.
+        `attempt`: see `note_fake`. `device` has raised the error; None: Gloo. A failure on communicators of an older generation
+        says nothing about the present ones.
         """
 
     @abstractmethod

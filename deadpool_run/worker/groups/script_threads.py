@@ -16,13 +16,11 @@ from weakref import WeakKeyDictionary
 
 from deadpool_run.worker.compat import c10d
 
-Older = weakref.ref[object]
-
 _OF_CPP = "_DummyThread"
 """The name of Python's class for threads that it has not started."""
 
 _loops = threading.main_thread().ident
-_older: WeakKeyDictionary[threading.Thread, Older | None] = WeakKeyDictionary()
+_older: WeakKeyDictionary[threading.Thread, weakref.ref[object] | None] = WeakKeyDictionary()
 """Threads that lived when communicators were last rebuilt. Each has the executor's task that it ran; None: all that it does is older."""
 
 

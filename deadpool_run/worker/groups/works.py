@@ -252,7 +252,7 @@ class FakeWork(GuardedWork):
 
 
 class DeviceWork(dist.Work):
-    """A work of the device's library. Its wait is the library's, but raises only errors of the script.
+    """A work of the device's library. Its wait is the library's, but raises only what `GuardedWork` raises.
 
     After an abort the library raises: `ProcessGroupNCCL2` in each wait, `ProcessGroupNCCL` if its watchdog was faster. The
     outputs are garbage then, as those of a collective that was waited for before its abort. Futures are the library's own.
