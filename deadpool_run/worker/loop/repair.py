@@ -40,7 +40,7 @@ ATTACH_TIMEOUT = timedelta(seconds=30)
 """The limit of one attach. It takes milliseconds, because all members are ready when it starts."""
 
 _TOO_MUCH = (
-    "set-up received more data in collectives than a replacement can get again ({limit}), and it is not the state of a protected object: "
+    "in set-up, collectives returned more than {limit} of data that no protected object has. It cannot be given to a replacement: "
     "{what}.\nRead it from a file on each rank, or job.protect() an object that has it (a buffer of a module, say). "
     "deadpool_run.init(verify=False) turns this check off."
 )
@@ -289,8 +289,8 @@ class RepairParticipant:
         if self.session.rank == min(difference.ranks):
             warn(
                 f"replicas that were equal before a loss differ at version {version}, {steps} steps after its repair: {difference}.\n"
-                "Unless the script lets them differ on purpose, they are wrong since then: snapshots lack something that it carries from "
-                "step to step. Run `deadpool-run check` on it."
+                "If the script does not let them differ on purpose, they are wrong since then: snapshots lack some of its state. "
+                "Run `deadpool-run check` on it."
             )
 
     def _stop_for(self, difference: ReplicaDifference, version: Version) -> NoReturn:
