@@ -2,54 +2,17 @@
 
 import random
 import secrets
-import signal
 
 import pytest
+from kit.breaking import LOST, Breakage
 
 FAULTS = 10
 HOSTS = range(4)
-ENDED = "this node ends its workers"
 STEPS = 120 * FAULTS
 """The job must not end before the last fault, however slow this machine is."""
 ALL_STEPS_S = 400.0
 """If all faults come early, most of the steps are still to be done after them."""
-LOST = ("power", "agent", "link", "reject", "freeze", "pause")
 UNHARMED = ("reset", "pause of all")
-
-
-def wait_fenced(job, host, before):
-    """Wait until the host's agent has ended its workers once more than before."""
-    job.look_until(lambda: job.agents[host].output.count(ENDED) > before, f"fence of host {host}")
-
-
-def shatter(job, net, host, how):
-    """Break a host, so that it loses its ranks."""
-    if how == "power":
-        job.power_off(host)
-    elif how == "agent":
-        job.agents[host].process.kill()
-    elif how == "link":
-        net.cut(host)
-    elif how == "reject":
-        net.reject(host)
-    elif how == "freeze":
-        job.agents[host].everything(signal.SIGSTOP)
-    else:
-        job.pause([host], 1.5)
-
-
-def bring_back(job, net, host, how, ended):
-    """Undo that."""
-    if how in {"power", "agent"}:
-        job.restart(host)
-    elif how == "freeze":
-        job.agents[host].everything(signal.SIGCONT)
-    else:
-        wait_fenced(job, host, ended)
-    if how == "link":
-        net.mend(host)
-    elif how == "reject":
-        net.reject(host, undo=True)
 
 
 @pytest.mark.slow
@@ -71,7 +34,6 @@ def test_hosts_that_are_broken_one_after_another_and_come_back(fleet, net, refer
         homes = {rank: job.host_of(rank) for rank in range(6)}
         host, how = choose.choice(HOSTS), choose.choice([*LOST, *UNHARMED, "rank"])
         ranks = [rank for rank, home in homes.items() if home == host] if how in LOST else []
-        ended = job.agents[host].output.count(ENDED)
         known = {rank: len(job.account.pids(rank)) for rank in homes}
         if how == "rank":
             ranks = [choose.choice(list(homes))]
@@ -84,13 +46,13 @@ def test_hosts_that_are_broken_one_after_another_and_come_back(fleet, net, refer
         elif how == "pause of all":
             job.pause(HOSTS, 2.0)
         elif how in LOST:
-            shatter(job, net, host, how)
+            broken = Breakage(job, net, host, how)
         for rank in ranks:
             job.wait_until(
                 lambda rank=rank, known=known: len(job.account.pids(rank)) > known[rank], f"a holder of rank {rank}"
             )
         if how in LOST:
-            bring_back(job, net, host, how, ended)
+            broken.undo()
         lost += ranks
     job.wait_whole(4, 2)
     job.check_repaired(reference("ddp", STEPS, 6, steps=STEPS), lost, list(HOSTS), ALL_STEPS_S)
