@@ -2,10 +2,10 @@
 
 import asyncio
 
-from deadpool_run.coordinator.connections import Connections
 from deadpool_run.core.events import Event
 from deadpool_run.core.state import State
 from deadpool_run.ids import NodeId
+from deadpool_run.transport.connections import Connections
 from deadpool_run.wire import peers
 
 _MOST_TOGETHER = 1024

@@ -31,9 +31,9 @@ from typing import Any
 from common import header, result, table
 from scale_agent import CREDENTIALS
 
-from deadpool_run.coordinator import handshake
 from deadpool_run.core.leadership.electorate import AgentEnded
 from deadpool_run.ids import NodeId
+from deadpool_run.transport import handshake
 from deadpool_run.wire import peers
 from deadpool_run.wire.auth import ConnectionRole
 

@@ -17,11 +17,11 @@ from scale_workers import BenchWorkers
 
 from deadpool_run.agent.cluster.peer_server import PeerServer
 from deadpool_run.agent.records.launch_identity import identity_of
-from deadpool_run.coordinator import handshake
-from deadpool_run.coordinator.link import PeerLink
 from deadpool_run.core import events as ev
 from deadpool_run.core.leadership.electorate import VoteAsked, VoteGiven
 from deadpool_run.ids import NodeId
+from deadpool_run.transport import handshake
+from deadpool_run.transport.link import PeerLink
 from deadpool_run.vault.status_page import WORDS
 from deadpool_run.wire import peers
 from deadpool_run.wire.auth import ConnectionRole

@@ -2,8 +2,8 @@
 
 import asyncio
 
-from house import SETTINGS, in_house
 from kit.ends import NodeEnd
+from kit.house import SETTINGS, in_house
 from kit.sealed import sealed_pair
 
 from deadpool_run.coordinator.log_follower import LogFollower

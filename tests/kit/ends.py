@@ -3,7 +3,7 @@
 import asyncio
 import socket
 
-from deadpool_run.coordinator.link import PeerLink
+from deadpool_run.transport.link import PeerLink
 from deadpool_run.wire import peers
 from kit.sealed import sealed_pair
 

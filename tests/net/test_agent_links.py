@@ -8,9 +8,9 @@ import pytest
 from kit.ends import End, pair, tcp_pair, within_bound
 from kit.sealed import sealed, sealed_pair
 
-from deadpool_run.coordinator import link as link_module
 from deadpool_run.core.events import WorkerStarted
 from deadpool_run.ids import WorkerId
+from deadpool_run.transport import link as link_module
 from deadpool_run.wire import peers
 
 BIG = peers.Evict("x" * (1 << 20))

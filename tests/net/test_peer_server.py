@@ -15,7 +15,7 @@ from kit.processes import descriptors
 from deadpool_run.agent import refusals
 from deadpool_run.agent.cluster import peer_server
 from deadpool_run.agent.cluster.peer_server import PeerServer
-from deadpool_run.coordinator import handshake
+from deadpool_run.transport import handshake
 from deadpool_run.wire import auth
 from deadpool_run.wire.auth import (
     WRONG_TOKEN,

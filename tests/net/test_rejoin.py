@@ -14,11 +14,11 @@ from deadpool_run.agent.cluster.leadership import Leadership
 from deadpool_run.agent.cluster.participation import Participation
 from deadpool_run.agent.cluster.peer_server import PeerServer
 from deadpool_run.agent.spec import Cluster
-from deadpool_run.coordinator.link_session import LinkSession
-from deadpool_run.coordinator.tasks import Tasks
+from deadpool_run.agent.tasks import Tasks
 from deadpool_run.core.events import NodeResynced, Place, StopRequested
 from deadpool_run.core.leadership import election
 from deadpool_run.core.leadership.electorate import Configuration, ElectionRole
+from deadpool_run.transport.link_session import LinkSession
 from deadpool_run.wire import peers
 from deadpool_run.wire.auth import ConnectionRole, Credentials
 from deadpool_run.wire.peers import Peer

@@ -14,9 +14,9 @@ from deadpool_run.agent.cluster import rendezvous
 from deadpool_run.agent.cluster.peer_server import PeerServer
 from deadpool_run.agent.cluster.rendezvous import Former, Found, Founder, Over, dial, find, redirect
 from deadpool_run.agent.spec import Cluster
-from deadpool_run.coordinator import handshake
 from deadpool_run.core.settings import Settings
 from deadpool_run.errors import UsageError
+from deadpool_run.transport import handshake
 from deadpool_run.wire.auth import ConnectionRole, Credentials
 
 LOOPBACK = "127.0.0.1"

@@ -9,7 +9,7 @@ from typing import Any
 from deadpool_run.agent.chaos.plan import ChaosPlan, Draw, PlannedFault
 from deadpool_run.agent.chaos.victims import REPAIRED_IN, Victims
 from deadpool_run.agent.console import tell
-from deadpool_run.coordinator.tasks import Tasks
+from deadpool_run.agent.tasks import Tasks
 from deadpool_run.core.effects import Incident
 from deadpool_run.core.injection import KillHow, Slowness
 from deadpool_run.errors import RequestRefusedError

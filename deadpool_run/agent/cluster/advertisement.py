@@ -20,8 +20,8 @@ from deadpool_run.agent.console import tell
 from deadpool_run.agent.records.logs import Logs
 from deadpool_run.agent.records.run_record import RunRecord
 from deadpool_run.agent.spec import LaunchSpec
+from deadpool_run.agent.tasks import Tasks
 from deadpool_run.coordinator.sink import Sink
-from deadpool_run.coordinator.tasks import Tasks
 from deadpool_run.errors import AuthorityError, UsageError
 from deadpool_run.wire.peers import Peer
 

@@ -8,11 +8,11 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from deadpool_run.agent.console import tell
-from deadpool_run.coordinator.link import PeerLink
-from deadpool_run.coordinator.link_session import LinkSession
 from deadpool_run.core.events import StopRequested
 from deadpool_run.errors import ProtocolError
 from deadpool_run.ids import NodeId
+from deadpool_run.transport.link import PeerLink
+from deadpool_run.transport.link_session import LinkSession
 from deadpool_run.wire import peers
 from deadpool_run.wire.auth import GreetingRefusedError
 from deadpool_run.wire.peer_connection import PeerConnection

@@ -9,7 +9,6 @@ from msgspec import Raw, structs
 from deadpool_run.agent.checkpoint.leader import CheckpointLeader
 from deadpool_run.agent.cluster.leadership import Leadership
 from deadpool_run.agent.records import launch_identity
-from deadpool_run.coordinator.connections import Connections
 from deadpool_run.coordinator.log_sender import LogSender
 from deadpool_run.coordinator.requests import RequestHandler
 from deadpool_run.coordinator.server import CoordinatorServer
@@ -18,6 +17,7 @@ from deadpool_run.core.leadership import electorate, quorum
 from deadpool_run.core.state import State
 from deadpool_run.errors import ProtocolError
 from deadpool_run.ids import NodeId, first_id
+from deadpool_run.transport.connections import Connections
 from deadpool_run.view.status_report import Seen
 from deadpool_run.wire import peers
 

@@ -10,7 +10,7 @@ from deadpool_run.agent.authority.claimant import Claimant
 from deadpool_run.agent.cluster.vote_links import VoteLinks
 from deadpool_run.agent.node.node import LocalNode
 from deadpool_run.agent.spec import Cluster
-from deadpool_run.coordinator.tasks import Tasks
+from deadpool_run.agent.tasks import Tasks
 from deadpool_run.core.leadership import election, electorate, quorum
 from deadpool_run.core.leadership.electorate import Agent, Configuration, ElectionRole, Event, HeardFromAgent, Output
 from deadpool_run.ids import NodeId

@@ -22,19 +22,19 @@ from deadpool_run.agent.processes.forkserver import ForkServer
 from deadpool_run.agent.records.launch_identity import identity_of
 from deadpool_run.agent.records.logs import Logs
 from deadpool_run.agent.spec import LaunchSpec
-from deadpool_run.coordinator import handshake
+from deadpool_run.agent.tasks import Tasks
 from deadpool_run.coordinator.control import ControlServer
-from deadpool_run.coordinator.link import PeerLink
-from deadpool_run.coordinator.link_session import LinkSession
 from deadpool_run.coordinator.log_follower import LogFollower
 from deadpool_run.coordinator.requests import with_node_here
 from deadpool_run.coordinator.shared_status import NO_LEADER
-from deadpool_run.coordinator.tasks import Tasks
 from deadpool_run.core.events import CoordinatorMoved, Event, JobSubmitted, Place
 from deadpool_run.core.leadership import election, electorate
 from deadpool_run.core.leadership.electorate import ElectionRole
 from deadpool_run.core.transitions import JobPhase
 from deadpool_run.ids import NodeId
+from deadpool_run.transport import handshake
+from deadpool_run.transport.link import PeerLink
+from deadpool_run.transport.link_session import LinkSession
 from deadpool_run.vault.transfer.replicator import Replicator
 from deadpool_run.wire import peers
 from deadpool_run.wire.auth import ConnectionRole, GreetingRefusedError

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from deadpool_run.agent.refusals import Refusals
-from deadpool_run.coordinator.handshake import Greeting
+from deadpool_run.transport.handshake import Greeting
 from deadpool_run.wire.auth import ConnectionRole, Credentials, GreetingRefusedError
 from deadpool_run.wire.peer_connection import PeerConnection
 

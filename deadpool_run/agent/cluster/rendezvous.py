@@ -18,10 +18,10 @@ from deadpool_run.agent.cluster.shared_folder import SharedFolder
 from deadpool_run.agent.console import tell
 from deadpool_run.agent.processes.store import family_of
 from deadpool_run.agent.spec import Cluster
-from deadpool_run.coordinator import handshake
 from deadpool_run.core.settings import Settings
 from deadpool_run.errors import AuthorityError, UsageError
 from deadpool_run.ids import first_id
+from deadpool_run.transport import handshake
 from deadpool_run.wire.auth import WRONG_TOKEN, ConnectionRole, Credentials, GreetingRefusedError
 from deadpool_run.wire.peer_connection import PeerConnection
 

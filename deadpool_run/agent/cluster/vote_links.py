@@ -3,10 +3,10 @@
 import asyncio
 from collections.abc import Callable, Iterable
 
-from deadpool_run.coordinator import handshake
-from deadpool_run.coordinator.link import PeerLink
-from deadpool_run.coordinator.tasks import Tasks
+from deadpool_run.agent.tasks import Tasks
 from deadpool_run.ids import NodeId
+from deadpool_run.transport import handshake
+from deadpool_run.transport.link import PeerLink
 from deadpool_run.wire.auth import ConnectionRole, Credentials, GreetingRefusedError
 from deadpool_run.wire.peer_connection import PeerConnection
 from deadpool_run.wire.peers import Message, Peer

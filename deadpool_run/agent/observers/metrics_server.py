@@ -15,7 +15,7 @@ from prometheus_client.registry import Collector
 
 from deadpool_run.agent.console import installed_version, tell
 from deadpool_run.agent.observers.metrics import RepairTimes, families
-from deadpool_run.coordinator.tasks import Tasks
+from deadpool_run.agent.tasks import Tasks
 from deadpool_run.core.effects import Incident
 from deadpool_run.vault.status_page import StatusPage
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from deadpool_run.agent.processes.children import Exit, Process
-from deadpool_run.coordinator.message_stream import MessageStream
+from deadpool_run.transport.message_stream import MessageStream
 from deadpool_run.wire.messages import FORMAT, Message
 
 MAX_UNSENT_BYTES = 8 << 20

@@ -248,8 +248,8 @@ def die_with_parent(parent_pid: int) -> None:
 
 def _testify(witness: Mapping[str, Any]) -> None:
     """Tell other agents that this one and its workers have ended. An agent that cannot be told waits for its timeout."""
-    from deadpool_run.coordinator import handshake  # noqa: PLC0415 - not before: it keeps the fork server small
     from deadpool_run.core.leadership.electorate import AgentEnded  # noqa: PLC0415
+    from deadpool_run.transport import handshake  # noqa: PLC0415 - not before: it keeps the fork server small
     from deadpool_run.wire import peers  # noqa: PLC0415
     from deadpool_run.wire.auth import ConnectionRole, Credentials, GreetingRefusedError  # noqa: PLC0415
 

@@ -24,7 +24,6 @@ from deadpool_run.agent import agent as agent_module
 from deadpool_run.agent.cluster.leader import Leader
 from deadpool_run.agent.cluster.participation import Participation
 from deadpool_run.agent.spec import LOGS_OFF, Cluster, LaunchSpec, Mode, Target
-from deadpool_run.coordinator import handshake
 from deadpool_run.coordinator.server import CoordinatorServer
 from deadpool_run.core import effects as do
 from deadpool_run.core import events as ev
@@ -36,6 +35,7 @@ from deadpool_run.core.state import State
 from deadpool_run.core.transitions import JobPhase
 from deadpool_run.errors import MachineError
 from deadpool_run.ids import NodeId
+from deadpool_run.transport import handshake
 from deadpool_run.wire import peers
 from deadpool_run.wire.auth import ConnectionRole, GreetingRefusedError
 

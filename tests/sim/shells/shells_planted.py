@@ -15,12 +15,12 @@ from deadpool_run.agent.cluster.leadership import Leadership
 from deadpool_run.agent.cluster.participation import Participation
 from deadpool_run.agent.cluster.vote_links import VoteLinks
 from deadpool_run.agent.node.node import LocalNode
-from deadpool_run.coordinator.connections import Connections
-from deadpool_run.coordinator.link import PeerLink
 from deadpool_run.core import events as ev
 from deadpool_run.core.leadership import electorate
 from deadpool_run.core.leadership.electorate import ElectionRole
 from deadpool_run.ids import NodeId
+from deadpool_run.transport.connections import Connections
+from deadpool_run.transport.link import PeerLink
 from deadpool_run.wire import peers
 
 Plant = Callable[[pytest.MonkeyPatch], None]

@@ -22,9 +22,9 @@ from deadpool_run.agent import console
 from deadpool_run.agent.cluster import leader as leader_module
 from deadpool_run.agent.cluster import participation, rendezvous
 from deadpool_run.agent.spec import Cluster
-from deadpool_run.coordinator import handshake
-from deadpool_run.coordinator.message_stream import MessageStream
 from deadpool_run.core.settings import Settings
+from deadpool_run.transport import handshake
+from deadpool_run.transport.message_stream import MessageStream
 from deadpool_run.wire.auth import ConnectionRole, GreetingRefusedError
 
 

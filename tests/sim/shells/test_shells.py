@@ -18,14 +18,14 @@ from surroundings import simulated
 from virtual_loop import VirtualLoop
 from workers import Mode
 
-from deadpool_run.coordinator import handshake
-from deadpool_run.coordinator.connections import Connections
-from deadpool_run.coordinator.link import PeerLink
 from deadpool_run.coordinator.log_follower import LogFollower
 from deadpool_run.core import events as ev
 from deadpool_run.core.leadership import quorum
 from deadpool_run.core.leadership.electorate import ElectionRole
 from deadpool_run.errors import ProtocolError
+from deadpool_run.transport import handshake
+from deadpool_run.transport.connections import Connections
+from deadpool_run.transport.link import PeerLink
 from deadpool_run.wire import peers
 from deadpool_run.wire.auth import ConnectionRole
 

@@ -8,10 +8,10 @@ import contextlib
 from collections.abc import Collection
 from typing import Protocol
 
-from deadpool_run.coordinator.link import PeerLink
-from deadpool_run.coordinator.link_session import LinkSession
 from deadpool_run.errors import ProtocolError
 from deadpool_run.ids import NodeId, first_id
+from deadpool_run.transport.link import PeerLink
+from deadpool_run.transport.link_session import LinkSession
 from deadpool_run.wire import peers
 from deadpool_run.wire.peer_connection import PeerConnection
 

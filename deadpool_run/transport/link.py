@@ -3,7 +3,7 @@
 import socket
 from collections.abc import Callable
 
-from deadpool_run.coordinator.message_stream import MessageStream
+from deadpool_run.transport.message_stream import MessageStream
 from deadpool_run.wire.peer_connection import PeerConnection
 from deadpool_run.wire.peers import FORMAT, Message
 

@@ -2,13 +2,12 @@
 
 import inspect
 
-from kit.ends import Changes, NodeEnd, within_bound
-from kit.sealed import sealed_pair
-
-from deadpool_run.coordinator.connections import Connections
 from deadpool_run.core import events as ev
 from deadpool_run.core.settings import Settings
+from deadpool_run.transport.connections import Connections
 from deadpool_run.wire import peers
+from kit.ends import Changes, NodeEnd, within_bound
+from kit.sealed import sealed_pair
 
 HERE = "leader"
 SETTINGS = Settings(world_size=2)

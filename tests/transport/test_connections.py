@@ -5,8 +5,8 @@ import socket
 import struct
 
 import pytest
-from house import AGENTS, HERE, SETTINGS, in_house
 from kit.ends import BOUND_S, NodeEnd
+from kit.house import AGENTS, HERE, SETTINGS, in_house
 from kit.sealed import sealed, sealed_pair
 from msgspec import Raw
 
