@@ -21,11 +21,11 @@ from deadpool_run.wire.messages import THIS_WORKER
 from deadpool_run.worker.check import probe
 from deadpool_run.worker.compat import c10d
 from deadpool_run.worker.groups import gloo
-from deadpool_run.worker.groups.rehearsal import REHEARSAL_STEPS
 from deadpool_run.worker.loop.batches import NAME, Batches, refuse_shared
 from deadpool_run.worker.loop.member import LoopMember
 from deadpool_run.worker.process import session
 from deadpool_run.worker.snapshot.checks import check_new
+from deadpool_run.worker.transcript.rehearsal import REHEARSAL_STEPS
 from deadpool_run.worker.verify.script_names import warn
 
 _job: "Job | None" = None

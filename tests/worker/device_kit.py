@@ -8,7 +8,7 @@ import torch.distributed as dist
 from kit import fake_device
 
 from deadpool_run.worker.device import choose
-from deadpool_run.worker.groups.transcript import Transcript
+from deadpool_run.worker.transcript.transcript import Transcript
 
 NCCL = pytest.param(
     "nccl",

@@ -18,8 +18,8 @@ from deadpool_run.errors import SnapshotError
 from deadpool_run.worker.compat.modules import decide_buckets, forget_reduction, has_buckets, note_all_gradients
 from deadpool_run.worker.groups.group import Group
 from deadpool_run.worker.groups.registry import Registry
-from deadpool_run.worker.groups.transcript import Transcript
 from deadpool_run.worker.state.gradients import BucketViews
+from deadpool_run.worker.transcript.transcript import Transcript
 
 
 class Wrappers:

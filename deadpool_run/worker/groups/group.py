@@ -17,11 +17,11 @@ from deadpool_run.worker.compat.group_api import GroupApi
 from deadpool_run.worker.compat.writes import note_collective
 from deadpool_run.worker.device.backend import DeviceBackend, GroupSpec
 from deadpool_run.worker.device.channel import Channel, StartedCoalescing, ThreadCoalescing
-from deadpool_run.worker.groups import script_threads
 from deadpool_run.worker.groups.collectives import COALESCED, COLLECTIVES, Collective, Parts, answer
 from deadpool_run.worker.groups.connect import EpochGroup
 from deadpool_run.worker.groups.owner import NO_ATTEMPT, GroupOwner
 from deadpool_run.worker.groups.works import DeviceWork, FakeWork, GuardedWork, ThreadedWork
+from deadpool_run.worker.process import script_threads
 
 _UNSLICED = frozenset(
     {

@@ -13,12 +13,12 @@ from deadpool_run.errors import PeerLostError, RefusedError
 from deadpool_run.vault.status_page import RankEntry
 from deadpool_run.worker.device.backend import DeviceBackend
 from deadpool_run.worker.device.run_ahead import RunAhead
-from deadpool_run.worker.groups import script_threads
 from deadpool_run.worker.groups.collectives import Collective, Parts
 from deadpool_run.worker.groups.connect import EpochGroup
-from deadpool_run.worker.groups.marks import DIFFERENT, Marks
-from deadpool_run.worker.groups.transcript import Transcript
 from deadpool_run.worker.groups.waits import WaitCancellation, WaitThreads
+from deadpool_run.worker.process import script_threads
+from deadpool_run.worker.transcript.step_digests import DIFFERENT, Marks
+from deadpool_run.worker.transcript.transcript import Transcript
 
 _LATE = (
     "{what}: this collective was issued in {where} and is waited for in a later step. If a rank is lost in between, the "

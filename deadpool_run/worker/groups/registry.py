@@ -21,11 +21,12 @@ from deadpool_run.worker.compat.group_api import HOST_ONLY
 from deadpool_run.worker.device.backend import DeviceBackend, GroupSpec
 from deadpool_run.worker.device.channel import Channel, ChannelsEnd, quiesce, release, shut_down
 from deadpool_run.worker.device.choose import device_backend
-from deadpool_run.worker.groups import connect, gloo, script_threads
+from deadpool_run.worker.groups import connect, gloo
 from deadpool_run.worker.groups.group import Group
 from deadpool_run.worker.groups.host import HostMesh
 from deadpool_run.worker.groups.owner import GroupOwner
-from deadpool_run.worker.groups.transcript import Transcript
+from deadpool_run.worker.process import script_threads
+from deadpool_run.worker.transcript.transcript import Transcript
 
 _FREE_S = 1.0
 """Wait up to this long until old communicators are freed. Gloo's threads end at once, unless one is stuck in a message
@@ -377,8 +378,7 @@ class Registry(GroupOwner):
                 self._leaving.append(channel)  # until it has ended, a drain can still abort it
         if channel is not None:
             assert self.device is not None
-            end = shut_down(self.device, [channel])
-            end.wait(time.monotonic() + group.spec.timeout.total_seconds())
+            shut_down(self.device, [channel]).wait(time.monotonic() + group.spec.timeout.total_seconds())
             with self._lock:
                 self._leaving.remove(channel)
         self.wait_threads.free(inners, _FREE_S)

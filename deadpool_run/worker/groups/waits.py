@@ -11,7 +11,7 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any
 
-from deadpool_run.worker.groups.script_threads import OurThread
+from deadpool_run.worker.process.script_threads import OurThread
 
 _GRACE_S = 0.05
 """From severing the connections until unfinished waits are cancelled. Gloo ends most within 1 ms, and never ends those

@@ -16,8 +16,6 @@ from deadpool_run.worker.compat import c10d
 from deadpool_run.worker.compat.modules import has_buckets
 from deadpool_run.worker.groups import backend
 from deadpool_run.worker.groups.ddp_buckets import LateBuckets
-from deadpool_run.worker.groups.rehearsal import REHEARSAL_STEPS
-from deadpool_run.worker.groups.transcript import Transcript
 from deadpool_run.worker.loop.repair import RepairParticipant
 from deadpool_run.worker.loop.trial import Trial
 from deadpool_run.worker.loop.updates import OUTSIDE_LOOP, Updates, first_gradient, refuse_captured
@@ -25,6 +23,8 @@ from deadpool_run.worker.process import rehearsal_output
 from deadpool_run.worker.process.session import Session
 from deadpool_run.worker.snapshot import buckets
 from deadpool_run.worker.state.redundancy import replica_leader
+from deadpool_run.worker.transcript.rehearsal import REHEARSAL_STEPS
+from deadpool_run.worker.transcript.transcript import Transcript
 from deadpool_run.worker.verify.agreement import any_rank
 from deadpool_run.worker.verify.coverage import Coverage, is_sampled
 from deadpool_run.worker.verify.script_names import warn

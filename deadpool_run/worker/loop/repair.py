@@ -24,13 +24,13 @@ from deadpool_run.worker.groups import backend
 from deadpool_run.worker.groups.connect import Source
 from deadpool_run.worker.groups.ddp_buckets import Wrappers
 from deadpool_run.worker.groups.registry import GroupState, Registry
-from deadpool_run.worker.groups.rehearsal import Rehearsal
-from deadpool_run.worker.groups.transcript import MAX_BYTES, Transcript
 from deadpool_run.worker.process import rehearsal_output, sources
 from deadpool_run.worker.process.blame import blame
 from deadpool_run.worker.process.session import Session
 from deadpool_run.worker.snapshot.plan import live_tensors
 from deadpool_run.worker.snapshot.snapshot import Snapshots
+from deadpool_run.worker.transcript.rehearsal import Rehearsal
+from deadpool_run.worker.transcript.transcript import MAX_BYTES, Transcript
 from deadpool_run.worker.variables.first_values import OTHER_SETUP
 from deadpool_run.worker.variables.values.unkept import advice
 from deadpool_run.worker.verify.agreement import LATE, ReplicaDifference

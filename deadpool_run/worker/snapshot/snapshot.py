@@ -27,7 +27,6 @@ from deadpool_run.worker.device.backend import Mark
 from deadpool_run.worker.device.choose import device_backend
 from deadpool_run.worker.device.run_ahead import wait_idle
 from deadpool_run.worker.groups.registry import Registry
-from deadpool_run.worker.groups.rehearsal import REHEARSAL_STEPS
 from deadpool_run.worker.snapshot import buckets, checks, observed
 from deadpool_run.worker.snapshot.copy_thread import CopyThread, OnSkip
 from deadpool_run.worker.snapshot.plan import BufferCopies, CapturePlan, live_tensors
@@ -40,6 +39,7 @@ from deadpool_run.worker.state.process_settings import ProcessSettings
 from deadpool_run.worker.state.protected import Protected
 from deadpool_run.worker.state.rng import put_rng, take_rng
 from deadpool_run.worker.state.script_hooks import ScriptHooks
+from deadpool_run.worker.transcript.rehearsal import REHEARSAL_STEPS
 from deadpool_run.worker.variables.variables import Variables
 from deadpool_run.worker.verify.agreement import Agreement
 

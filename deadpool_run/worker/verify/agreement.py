@@ -20,9 +20,9 @@ from torch.distributed.tensor import DTensor
 from deadpool_run.ids import Version
 from deadpool_run.text import shortened
 from deadpool_run.worker.compat.group_api import GroupApi
-from deadpool_run.worker.groups.rehearsal import REHEARSAL_STEPS
 from deadpool_run.worker.state.digest import digest, digest_all, sampled
 from deadpool_run.worker.state.protected import Protected
+from deadpool_run.worker.transcript.rehearsal import REHEARSAL_STEPS
 from deadpool_run.worker.verify.coverage import is_sampled
 
 LATE = 8

@@ -24,10 +24,10 @@ from torch.optim import Optimizer
 from deadpool_run.worker.codec import objects_in, tensors_in
 from deadpool_run.worker.compat import made
 from deadpool_run.worker.compat.modules import buffers_of, local, parameters_of, writes_of
-from deadpool_run.worker.groups.rehearsal import REHEARSAL_STEPS
 from deadpool_run.worker.state.digest import sample
 from deadpool_run.worker.state.optimizers import wrapped
 from deadpool_run.worker.state.protected import Protected
+from deadpool_run.worker.transcript.rehearsal import REHEARSAL_STEPS
 from deadpool_run.worker.verify.script_names import path_to, warn
 
 _PLAIN = (Tensor, nn.Parameter)

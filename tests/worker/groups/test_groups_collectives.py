@@ -14,7 +14,7 @@ from kit.world import TIMEOUT
 
 from deadpool_run.errors import RefusedError
 from deadpool_run.worker.groups.registry import GroupState
-from deadpool_run.worker.groups.transcript import Transcript
+from deadpool_run.worker.transcript.transcript import Transcript
 
 SIZE = 4
 

@@ -12,7 +12,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from deadpool_run.worker.groups.registry import GroupState
-from deadpool_run.worker.groups.transcript import Transcript
+from deadpool_run.worker.transcript.transcript import Transcript
 
 STEPS = 6
 KILL_AT = 3

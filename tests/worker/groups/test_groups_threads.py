@@ -12,7 +12,7 @@ from kit.world import LONG, TIMEOUT, later
 
 from deadpool_run.errors import PeerLostError
 from deadpool_run.worker.groups.registry import GroupState
-from deadpool_run.worker.groups.script_threads import is_scripts
+from deadpool_run.worker.process.script_threads import is_scripts
 
 
 def in_thread(act):

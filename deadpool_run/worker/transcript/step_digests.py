@@ -1,4 +1,4 @@
-"""Marks of steps: they show whether a step that is repeated after a loss computes the same as before.
+"""Digests of steps, called marks: they show whether a step that is repeated after a loss computes the same as before.
 
 The mark is a digest of this rank's input to the step's first reduction of data: mostly gradients, which depend on the batch,
 the weights and all random draws. It is also on the status page, for a replacement of the rank.

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from deadpool_run.errors import RehearsalError
-from deadpool_run.worker.groups.rehearsal import Rehearsal
-from deadpool_run.worker.groups.transcript import Transcript
+from deadpool_run.worker.transcript.rehearsal import Rehearsal
+from deadpool_run.worker.transcript.transcript import Transcript
 
 
 def recorded():

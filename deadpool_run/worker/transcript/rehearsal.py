@@ -8,8 +8,8 @@ or the same assignment of parameters to buckets.
 from typing import Any
 
 from deadpool_run.errors import RehearsalError
-from deadpool_run.worker.groups.transcript import Transcript
 from deadpool_run.worker.process import sources
+from deadpool_run.worker.transcript.transcript import Transcript
 
 REHEARSAL_STEPS = 2
 """DDP rebuilds its buckets in the second forward; FSDP2's lazy parts, optimizer state and compilation come earlier."""

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from kit.garbage import JSON, texts
 
 from deadpool_run.errors import PeerLostError, SnapshotError
-from deadpool_run.worker.groups import transcript as transcript_module
-from deadpool_run.worker.groups.transcript import _MAGIC, MAX_FLOAT_BYTES, Transcript
+from deadpool_run.worker.transcript import transcript as transcript_module
+from deadpool_run.worker.transcript.transcript import _MAGIC, MAX_FLOAT_BYTES, Transcript
 
 KINDS = [
     torch.tensor([1, -2, 3]),
@@ -134,8 +134,8 @@ def test_a_collective_that_the_loop_waits_for_is_kept_too():
 
 @pytest.mark.parametrize("held", [0, 1 << 20])
 def test_data_without_room_is_named_unless_it_equals_protected_state_or_a_library_has_sent_it(held, monkeypatch):
-    monkeypatch.setattr("deadpool_run.worker.groups.transcript.MAX_BYTES", 100)
-    monkeypatch.setattr("deadpool_run.worker.groups.setup_outputs._MOST_HELD", held)
+    monkeypatch.setattr("deadpool_run.worker.transcript.transcript.MAX_BYTES", 100)
+    monkeypatch.setattr("deadpool_run.worker.transcript.setup_outputs._MOST_HELD", held)
     data, equal = torch.full(LARGE, 2.0), torch.full(LARGE, 3.0)
     transcript = of_setup(data, equal)
     assert transcript.end_setup([equal.clone()]) == ["broadcast of [1025] float32 (4.1 kB)"]
@@ -185,7 +185,7 @@ def test_a_collective_that_never_completed_has_no_values():
 
 
 def test_too_much_is_said_and_not_stored(monkeypatch):
-    monkeypatch.setattr("deadpool_run.worker.groups.transcript.MAX_BYTES", 100)
+    monkeypatch.setattr("deadpool_run.worker.transcript.transcript.MAX_BYTES", 100)
     transcript = recorded(("0", "broadcast", [torch.zeros(64, dtype=torch.uint8)]))
     assert not transcript.overflowed
     more = torch.zeros(64, dtype=torch.uint8)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from deadpool_run.vault.status_page import StatusPage, create_status_page
-from deadpool_run.worker.groups.marks import Marks
+from deadpool_run.worker.transcript.step_digests import Marks
 
 
 @pytest.fixture

@@ -25,8 +25,8 @@ from deadpool_run.text import size
 from deadpool_run.vault.segments import read_blob
 from deadpool_run.wire import typed
 from deadpool_run.worker.codec import raw_bytes
-from deadpool_run.worker.groups import script_threads
-from deadpool_run.worker.groups.setup_outputs import Origin, Output, SetupOutputs, storage_of
+from deadpool_run.worker.process import script_threads
+from deadpool_run.worker.transcript.setup_outputs import Origin, Output, SetupOutputs, storage_of
 
 MAX_FLOAT_BYTES = 4 << 10
 """Floating-point outputs up to this size are control values (a loss, a norm); larger ones are data, which is kept of set-up only."""
