@@ -14,12 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from deadpool_run.agent.checkpoint.leader import EXIT_QUEUE_AGAIN
-from deadpool_run.agent.cluster import rendezvous
 from deadpool_run.agent.cluster.capacity import raise_limits
 from deadpool_run.agent.cluster.follower import EndedError, Follower, LostError, NoLeader, RedirectError
 from deadpool_run.agent.cluster.leader import Leader
 from deadpool_run.agent.cluster.participation import Participation
-from deadpool_run.agent.cluster.peer_server import PeerServer
 from deadpool_run.agent.cluster.slurm_cancel import cancel_if_abandoned, cancel_if_srun_is_gone
 from deadpool_run.agent.console import Console, announcement, in_background, tell
 from deadpool_run.agent.environment import omp_banner, without_ignored_hangup
@@ -33,6 +31,8 @@ from deadpool_run.agent.records import old_runs, script_copy
 from deadpool_run.agent.records.launch_identity import identity_of
 from deadpool_run.agent.records.logs import Logs
 from deadpool_run.agent.records.run_record import make_run_dir
+from deadpool_run.agent.rendezvous import rendezvous
+from deadpool_run.agent.rendezvous.peer_server import PeerServer
 from deadpool_run.agent.spec import Cluster, LaunchSpec
 from deadpool_run.coordinator.control import ControlServer
 from deadpool_run.coordinator.requests import with_node_here

@@ -4,8 +4,8 @@ import asyncio
 import os
 import threading
 
-from deadpool_run.agent.cluster import leader_file
 from deadpool_run.agent.loop_watch import LoopWatch
+from deadpool_run.agent.rendezvous import leader_file
 from deadpool_run.coordinator.address import POINTER_NAME
 
 
@@ -45,7 +45,7 @@ def test_the_call_that_blocked_the_loop_is_named_once(tmp_path):
 
     (line,) = watch(body, 0.2)
     assert line.startswith("this agent answered no message for ")
-    assert "s in agent/cluster/leader_file.py:" in line
+    assert "s in agent/rendezvous/leader_file.py:" in line
     assert " read" in line
 
 

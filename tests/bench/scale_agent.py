@@ -19,15 +19,16 @@ from typing import Any
 
 from scale_workers import BenchWorkers
 
-from deadpool_run.agent.cluster import participation, peer_server, rendezvous
+from deadpool_run.agent.cluster import participation
 from deadpool_run.agent.cluster.capacity import raise_limits
 from deadpool_run.agent.cluster.follower import Follower
 from deadpool_run.agent.cluster.leader import Leader
 from deadpool_run.agent.cluster.participation import Participation
-from deadpool_run.agent.cluster.peer_server import PeerServer
 from deadpool_run.agent.node.node import LocalNode
 from deadpool_run.agent.records.launch_identity import identity_of
 from deadpool_run.agent.records.logs import Logs
+from deadpool_run.agent.rendezvous import peer_server, rendezvous
+from deadpool_run.agent.rendezvous.peer_server import PeerServer
 from deadpool_run.agent.spec import LOGS_OFF, Cluster, LaunchSpec, Mode, Target
 from deadpool_run.core import effects as do
 from deadpool_run.core import events as ev

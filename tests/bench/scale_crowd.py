@@ -15,8 +15,8 @@ from typing import Any
 from scale_agent import CREDENTIALS, PATIENCE_S, be_patient, node_spec, tell
 from scale_workers import BenchWorkers
 
-from deadpool_run.agent.cluster.peer_server import PeerServer
 from deadpool_run.agent.records.launch_identity import identity_of
+from deadpool_run.agent.rendezvous.peer_server import PeerServer
 from deadpool_run.core import events as ev
 from deadpool_run.core.leadership.electorate import VoteAsked, VoteGiven
 from deadpool_run.ids import NodeId

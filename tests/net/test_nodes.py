@@ -71,7 +71,7 @@ import sys
 import time
 
 if "deadpool_run" in sys.orig_argv:
-    from deadpool_run.agent.cluster import leader_file
+    from deadpool_run.agent.rendezvous import leader_file
     from deadpool_run.core.recovery import repair
 
     write = leader_file.write

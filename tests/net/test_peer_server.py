@@ -13,8 +13,8 @@ from kit.ends import BOUND_S, Changes, tcp_pair, within_bound
 from kit.processes import descriptors
 
 from deadpool_run.agent import refusals
-from deadpool_run.agent.cluster import peer_server
-from deadpool_run.agent.cluster.peer_server import PeerServer
+from deadpool_run.agent.rendezvous import peer_server
+from deadpool_run.agent.rendezvous.peer_server import PeerServer
 from deadpool_run.transport import handshake
 from deadpool_run.wire import auth
 from deadpool_run.wire.auth import (

@@ -12,7 +12,7 @@ from deadpool_run.agent.cluster import participation
 from deadpool_run.agent.cluster.follower import NoLeader
 from deadpool_run.agent.cluster.leadership import Leadership
 from deadpool_run.agent.cluster.participation import Participation
-from deadpool_run.agent.cluster.peer_server import PeerServer
+from deadpool_run.agent.rendezvous.peer_server import PeerServer
 from deadpool_run.agent.spec import Cluster
 from deadpool_run.agent.tasks import Tasks
 from deadpool_run.core.events import NodeResynced, Place, StopRequested

@@ -10,9 +10,9 @@ from contextlib import ExitStack, closing
 import pytest
 from kit.ends import Changes, within_bound
 
-from deadpool_run.agent.cluster import rendezvous
-from deadpool_run.agent.cluster.peer_server import PeerServer
-from deadpool_run.agent.cluster.rendezvous import Former, Found, Founder, Over, dial, find, redirect
+from deadpool_run.agent.rendezvous import rendezvous
+from deadpool_run.agent.rendezvous.peer_server import PeerServer
+from deadpool_run.agent.rendezvous.rendezvous import Former, Found, Founder, Over, dial, find, redirect
 from deadpool_run.agent.spec import Cluster
 from deadpool_run.core.settings import Settings
 from deadpool_run.errors import UsageError

@@ -10,8 +10,8 @@ from net.test_rendezvous import LONG, TOKEN, Led, free_port, never, settings
 
 from deadpool_run.agent.authority.claim import LeaderClaim, RunEnd
 from deadpool_run.agent.authority.parse import parse_authority
-from deadpool_run.agent.cluster import leader_file, rendezvous
-from deadpool_run.agent.cluster.rendezvous import Former, Found, Founder, Over, find
+from deadpool_run.agent.rendezvous import leader_file, rendezvous
+from deadpool_run.agent.rendezvous.rendezvous import Former, Found, Founder, Over, find
 from deadpool_run.agent.spec import Cluster
 
 

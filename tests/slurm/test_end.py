@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from deadpool_run.agent.cluster import leader_file
-from deadpool_run.agent.cluster.leader_file import LeaderFile
+from deadpool_run.agent.rendezvous import leader_file
+from deadpool_run.agent.rendezvous.leader_file import LeaderFile
 
 ENDER = Path(__file__).parent / "scripts" / "ender.py"
 SCRIPT = """#!/bin/bash

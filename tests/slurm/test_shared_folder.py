@@ -6,13 +6,13 @@ import sys
 
 import pytest
 
-from deadpool_run.agent.cluster.shared_folder import SharedFolder
+from deadpool_run.agent.rendezvous.shared_folder import SharedFolder
 from deadpool_run.errors import UsageError
 
 RACE = """
 import sys
 from pathlib import Path
-from deadpool_run.agent.cluster.shared_folder import SharedFolder
+from deadpool_run.agent.rendezvous.shared_folder import SharedFolder
 folder = SharedFolder(Path(sys.argv[1]))
 sys.stdin.read()
 print(folder.token())

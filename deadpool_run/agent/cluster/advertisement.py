@@ -12,13 +12,13 @@ from deadpool_run.agent.authority.bounded import BoundedAuthority
 from deadpool_run.agent.authority.claim import LeaderClaim, RunEnd
 from deadpool_run.agent.authority.claimant import Claimant
 from deadpool_run.agent.checkpoint.leader import EXIT_QUEUE_AGAIN
-from deadpool_run.agent.cluster import leader_file
 from deadpool_run.agent.cluster.leader import Leader
-from deadpool_run.agent.cluster.leader_file import LeaderFile
-from deadpool_run.agent.cluster.shared_folder import SharedFolder
 from deadpool_run.agent.console import tell
 from deadpool_run.agent.records.logs import Logs
 from deadpool_run.agent.records.run_record import RunRecord
+from deadpool_run.agent.rendezvous import leader_file
+from deadpool_run.agent.rendezvous.leader_file import LeaderFile
+from deadpool_run.agent.rendezvous.shared_folder import SharedFolder
 from deadpool_run.agent.spec import LaunchSpec
 from deadpool_run.agent.tasks import Tasks
 from deadpool_run.coordinator.sink import Sink

@@ -9,7 +9,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from deadpool_run.agent.cluster import rendezvous
 from deadpool_run.agent.cluster.advertisement import Advertisement
 from deadpool_run.agent.cluster.follower import Follower, LostError, NoLeader
 from deadpool_run.agent.cluster.followers import Followers
@@ -21,6 +20,7 @@ from deadpool_run.agent.node.node import LocalNode
 from deadpool_run.agent.processes.forkserver import ForkServer
 from deadpool_run.agent.records.launch_identity import identity_of
 from deadpool_run.agent.records.logs import Logs
+from deadpool_run.agent.rendezvous import rendezvous
 from deadpool_run.agent.spec import LaunchSpec
 from deadpool_run.agent.tasks import Tasks
 from deadpool_run.coordinator.control import ControlServer

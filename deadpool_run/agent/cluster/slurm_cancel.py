@@ -9,8 +9,8 @@ import asyncio
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from deadpool_run.agent.cluster import leader_file
 from deadpool_run.agent.records.run_record import RECORD_NAME
+from deadpool_run.agent.rendezvous import leader_file
 from deadpool_run.agent.slurm import hostlist
 from deadpool_run.agent.slurm.command import run_command
 from deadpool_run.agent.slurm.discovery import Discovery

@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from deadpool_run.agent.cluster.shared_folder import SharedFolder
+from deadpool_run.agent.rendezvous.shared_folder import SharedFolder
 from deadpool_run.agent.slurm import batch_script
 from deadpool_run.agent.slurm.discovery import Discovery, discover
 from deadpool_run.cli.cluster.nodes import machine_count

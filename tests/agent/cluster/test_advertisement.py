@@ -3,8 +3,9 @@
 import asyncio
 from types import SimpleNamespace
 
-from deadpool_run.agent.cluster import advertisement, leader_file
+from deadpool_run.agent.cluster import advertisement
 from deadpool_run.agent.cluster.advertisement import Advertisement
+from deadpool_run.agent.rendezvous import leader_file
 from deadpool_run.errors import AuthorityError
 from deadpool_run.ids import NodeId
 from deadpool_run.wire.peers import Peer

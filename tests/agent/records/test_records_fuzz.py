@@ -10,9 +10,9 @@ from kit.replay import replay
 
 from deadpool_run.agent.authority import claim
 from deadpool_run.agent.authority.claim import AuthorityRecord, LeaderClaim, RunEnd
-from deadpool_run.agent.cluster import leader_file
-from deadpool_run.agent.cluster.leader_file import LeaderFile
 from deadpool_run.agent.records import error_file
+from deadpool_run.agent.rendezvous import leader_file
+from deadpool_run.agent.rendezvous.leader_file import LeaderFile
 from deadpool_run.coordinator.address import POINTER_NAME
 from deadpool_run.coordinator.journal import Journal
 from deadpool_run.core.settings import Settings

@@ -20,7 +20,8 @@ from shell_job import PORT, Job, SimLeader, SimParticipation, SimServer
 from deadpool_run.agent import agent as agent_module
 from deadpool_run.agent import console
 from deadpool_run.agent.cluster import leader as leader_module
-from deadpool_run.agent.cluster import participation, rendezvous
+from deadpool_run.agent.cluster import participation
+from deadpool_run.agent.rendezvous import rendezvous
 from deadpool_run.agent.spec import Cluster
 from deadpool_run.core.settings import Settings
 from deadpool_run.transport import handshake

@@ -13,10 +13,10 @@ from typing import Any
 
 from deadpool_run.agent.authority.bounded import BoundedAuthority
 from deadpool_run.agent.authority.claim import LeaderClaim
-from deadpool_run.agent.cluster import leader_file
-from deadpool_run.agent.cluster.shared_folder import SharedFolder
 from deadpool_run.agent.console import tell
 from deadpool_run.agent.processes.store import family_of
+from deadpool_run.agent.rendezvous import leader_file
+from deadpool_run.agent.rendezvous.shared_folder import SharedFolder
 from deadpool_run.agent.spec import Cluster
 from deadpool_run.core.settings import Settings
 from deadpool_run.errors import AuthorityError, UsageError
