@@ -1,1 +1,1 @@
-"""The agent of a node: starts the workers, watches them, ends them. The command line imports it."""
+"""The agent of a node: starts the workers, watches them, ends them."""

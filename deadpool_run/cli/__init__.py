@@ -1,1 +1,1 @@
-"""The command line. Nothing imports it."""
+"""The command line. No other folder imports it."""

@@ -1,1 +1,1 @@
-"""The shell around the core: owner of its state, journal and control socket. Agent and view import it."""
+"""The shell around the core: owner of its state, journal and control socket."""

@@ -1,1 +1,1 @@
-"""The coordinator's decisions: deterministic, no clock, no I/O. Everything above may import it."""
+"""The coordinator's decisions: deterministic, no clock, no I/O."""

@@ -1,1 +1,1 @@
-"""Connections between agents: handshake, message streams, and the leader's connections with all nodes. Imported by the folders above it."""
+"""Connections between agents: handshake, message streams, and the leader's connections with all nodes."""

@@ -1,1 +1,1 @@
-"""Memory that outlives a worker: status page, slots, transcripts. No torch. Worker and agent import it."""
+"""Memory that outlives a worker: status page, slots, transcripts. No torch."""

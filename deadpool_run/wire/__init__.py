@@ -1,1 +1,1 @@
-"""Messages and their encoding, without sockets. The vault and all rooms above it import this one."""
+"""Messages and their encoding, without sockets."""

@@ -1,1 +1,1 @@
-"""The training process: the only package that imports torch. The agent starts it; nothing else imports it."""
+"""The training process: with `integrations`, the only package that imports torch. The agent starts it and does not import it."""

@@ -1,1 +1,1 @@
-"""External authorities that record who leads a run (shared folder, etcd, Kubernetes). Spec, cluster and the command line import it."""
+"""External authorities that record who leads a run: shared folder, etcd, Kubernetes."""

@@ -1,1 +1,1 @@
-"""Durable checkpoints: the leader's schedule and attempts, a node's part, loading the newest. Node and cluster import it."""
+"""Durable checkpoints: the leader's schedule and attempts, a node's part, loading the newest."""

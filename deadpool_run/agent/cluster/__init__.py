@@ -1,1 +1,1 @@
-"""Nodes together: leadership, the leader and its followers, the node of an agent in them. Only the agent imports it."""
+"""Nodes together: leadership, the leader and its followers, and the part of this node."""

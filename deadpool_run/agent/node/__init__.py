@@ -1,1 +1,1 @@
-"""One node: carries out orders, reports its workers, finds hung ones. Cluster imports it."""
+"""One node: carries out orders, reports its workers, finds hung ones."""

@@ -1,1 +1,1 @@
-"""The leader's observers, which decide nothing: log lines, samples, metrics, a rehearsal, commands after repairs. Only the leader imports it."""
+"""The leader's observers, which decide nothing: log lines, samples, metrics, a rehearsal, commands after repairs."""

@@ -1,1 +1,1 @@
-"""Child processes: the fork server, workers, the store. Node and checkpoint import it."""
+"""Child processes: the fork server, workers, the store."""

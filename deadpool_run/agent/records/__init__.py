@@ -1,1 +1,1 @@
-"""Files of a run: its record, logs and error files. All of agent imports it."""
+"""Files of a run: its record, logs and error files."""

@@ -1,1 +1,1 @@
-"""Slurm: a job's description, read from its environment, and its commands. Spec and the command line import it."""
+"""Slurm: a job's description, read from its environment, and its commands."""

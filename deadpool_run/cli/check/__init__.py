@@ -1,1 +1,1 @@
-"""`deadpool-run check`: which faults, running them, comparing, the report. Commands import it."""
+"""`deadpool-run check`: which faults, running them, comparing, the report."""

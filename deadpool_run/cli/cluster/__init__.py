@@ -1,1 +1,1 @@
-"""From options to a job on one node, on several, or under Slurm. Commands import it."""
+"""From options to a job on one node, on several, or under Slurm."""

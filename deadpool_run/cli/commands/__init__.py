@@ -1,1 +1,1 @@
-"""One module for each command, with its name. Only the app imports it."""
+"""One module for each command, with its name."""

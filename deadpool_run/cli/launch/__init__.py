@@ -1,1 +1,1 @@
-"""Checks before a launch, and the text of `--dry-run`. Commands import it."""
+"""Checks before a launch, and the text of `--dry-run`."""

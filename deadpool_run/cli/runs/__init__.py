@@ -1,1 +1,1 @@
-"""The runs of this machine, live and ended: requests to them, and their records, logs and journals. Commands, report and screen import it."""
+"""The runs of this machine, live and ended: requests to them, and their records, logs and journals."""

@@ -1,1 +1,1 @@
-"""The status of a live run: once, at each change, or on a terminal with keys, sorting and scrolling. Commands import it."""
+"""The status of a live run: once, at each change, or on a terminal with keys, sorting and scrolling."""

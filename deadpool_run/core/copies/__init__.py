@@ -1,1 +1,1 @@
-"""Complete versions, and the nodes that hold copies. Recovery and the handlers import it."""
+"""Complete versions, and the nodes that hold copies."""

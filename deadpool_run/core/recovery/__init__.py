@@ -1,1 +1,1 @@
-"""From a loss to a running world: blame, repair, spares, restart, shutdown. The core's handlers import it."""
+"""From a loss to a running world: blame, repair, spares, restart, shutdown."""

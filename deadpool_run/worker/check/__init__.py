@@ -1,1 +1,1 @@
-"""The worker's side of `deadpool-run check`. Only the job imports it."""
+"""The worker's side of `deadpool-run check`."""

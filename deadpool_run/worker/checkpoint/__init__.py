@@ -1,1 +1,1 @@
-"""The checkpointer process, which writes and loads durable checkpoints. The agent starts it; nothing imports it."""
+"""The checkpointer process, which writes and loads durable checkpoints. The agent starts it; no other folder imports it."""

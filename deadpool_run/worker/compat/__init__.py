@@ -1,1 +1,1 @@
-"""The only modules that use torch's private names. All of worker may import it."""
+"""The only modules that use torch's private names."""

@@ -1,1 +1,1 @@
-"""Collectives on a device (NCCL), as one protocol for groups, registry and loop. Groups, snapshot, process and check import it."""
+"""Collectives on a device (NCCL), as one protocol for groups, registry and loop."""

@@ -1,1 +1,1 @@
-"""Process groups that survive a repair: collectives, connections, the transcript. The loop imports it."""
+"""Process groups that survive a repair: collectives, connections, and their registry."""

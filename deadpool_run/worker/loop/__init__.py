@@ -1,1 +1,1 @@
-"""The training loop: steps, repairs, batches. The job and the check import it."""
+"""The training loop: steps, repairs, batches."""

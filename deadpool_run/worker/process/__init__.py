@@ -1,1 +1,1 @@
-"""The process around the script: start-up, the link to the agent, blame for an exception. The loop imports it."""
+"""The process around the script: start-up, the link to the agent, blame for an exception, its files and threads."""

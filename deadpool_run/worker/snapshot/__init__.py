@@ -1,1 +1,1 @@
-"""Snapshots of the protected state: capture, background copy, restore. The loop imports it."""
+"""Snapshots of the protected state: capture, background copy, restore."""

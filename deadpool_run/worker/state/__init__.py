@@ -1,1 +1,1 @@
-"""The objects that the script protects: tensors, optimizers, gradients, random states, digests. Snapshot and verify import it."""
+"""The objects that the script protects: tensors, optimizers, gradients, random states, digests."""

@@ -1,1 +1,1 @@
-"""Checks that protected state is complete and that replicas agree. Snapshot and loop import it."""
+"""Checks that protected state is complete and that replicas agree."""

@@ -1,1 +1,1 @@
-"""Values of variables as trees of plain data, and back. Variables imports it; it knows nothing of scopes."""
+"""Values of variables as trees of plain data, and back. They know nothing of scopes."""

@@ -1,1 +1,1 @@
-"""Kinds of objects: their parts for a snapshot, and objects made of these. Variables and loop import it."""
+"""Kinds of objects: their parts for a snapshot, and objects made of these."""
