@@ -18,7 +18,7 @@ from deadpool_run.core.state import State
 from deadpool_run.structs import Untagged
 from deadpool_run.wire.typed import to_json
 
-FORMAT = 3
+FORMAT = 4
 """Raised whenever a line can no longer be read as before: a class or field of events, effects or state was renamed."""
 
 

@@ -55,13 +55,13 @@ class PrepareSpare(_ToWorker):
 
 
 class AbortStep(_ToWorker):
-    """Abort the member's collectives, and let it drain towards this epoch."""
+    """Abort the member's collectives, let its step run to its end, and enter this epoch."""
 
     epoch: Epoch
 
 
 class ReEnter(_ToWorker):
-    """Leave the run of the script that cannot be drained, report `RunUnwound`, and run it again as a replacement."""
+    """Leave the run of the script whose step cannot be aborted, report `RunUnwound`, and run it again as a replacement."""
 
     epoch: Epoch
 
@@ -182,7 +182,7 @@ class Loss(Untagged):
     planned: bool = False
 
 
-PHASES = ("detected", "promoted", "drained", "rehearsed", "restored", "attached", "first_step")
+PHASES = ("detected", "promoted", "aborted", "rehearsed", "restored", "attached", "first_step")
 """The parts of a repair, in their usual order. `Incident` has the time of each."""
 
 
@@ -194,14 +194,14 @@ class Incident(Untagged):
     resumed: Version
     steps_repeated: int
     detected_s: float | None
-    drained_s: float
+    aborted_s: float
     promoted_s: float
     rehearsed_s: float
     restored_s: float
     attached_s: float
     first_step_s: float
     reentered: tuple[Rank, ...] = ()
-    """Ranks whose workers could not be drained, and ran their script again."""
+    """Ranks whose workers could not abort their step, and ran their script again."""
 
     exposed_s: float | None = None
     """From the loss of a node until every rank had all its copies again. None: not yet, or no node was lost."""

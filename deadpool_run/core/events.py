@@ -212,7 +212,7 @@ class WorkerExited(_OfWorker):
     captured: tuple[Version, ...] = ()
 
 
-class SurvivorDrained(_OfWorkerInEpoch):
+class AbortCompleted(_OfWorkerInEpoch):
     """The worker's interrupted step has run to its end, and the worker waits.
 
     `live` is the version that its objects hold now; None if they hold none, after an interruption between optimizers. Then
@@ -224,8 +224,8 @@ class SurvivorDrained(_OfWorkerInEpoch):
     captured: tuple[Version, ...]
 
 
-class DrainFailed(_OfWorkerInEpoch):
-    """The worker's script raised while its step was drained. Its objects may be inconsistent, so it cannot continue.
+class AbortFailed(_OfWorkerInEpoch):
+    """The worker's script raised while its step was aborted. Its objects may be inconsistent, so it cannot continue.
 
     `again`: it can run its script again from the top, and waits for that order. `kind` and what follows are of the exception.
     """
@@ -240,7 +240,7 @@ class DrainFailed(_OfWorkerInEpoch):
 
 
 class RunUnwound(_OfWorker):
-    """The worker has left a run of its script that could not be drained. It runs the script again, as a replacement.
+    """The worker has left a run of its script whose step could not be aborted. It runs the script again, as a replacement.
 
     `captured` are the versions in its slots, `completed` is the number of steps it had completed. Valid in every epoch,
     since nothing is captured before the rank is restored.
@@ -363,8 +363,8 @@ WorkerEvent = (
     | JobRefused
     | LoopBypassed
     | WorkerExited
-    | SurvivorDrained
-    | DrainFailed
+    | AbortCompleted
+    | AbortFailed
     | RunUnwound
     | ReplacementRehearsed
     | RankRestored

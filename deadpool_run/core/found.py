@@ -24,7 +24,7 @@ class WorkerFound(Untagged):
     reentering: bool = False
     """It was ordered to run its script again, and has not reported `RankRestored` since. `rehearsed` is of that run."""
     finished: bool = False
-    """It reported `LoopFinished`, and was not ordered to drain since."""
+    """It reported `LoopFinished`, and was not ordered to abort its step since."""
     released: bool = False
     """It was ordered to leave its loop."""
     dismissed: bool = False

@@ -31,7 +31,7 @@ class Settings:
     """A node that is silent for this time is lost. One that hears no leader stops its workers before, and ends them after four times it."""
     max_restarts: int | None = None
     """Restarts of the whole world. None: 3 for a script that calls `init()`, 0 for any other (as torchrun)."""
-    drain_timeout_s: float = 30.0
+    abort_timeout_s: float = 30.0
     """How long a survivor's interrupted step may take to end. Then the survivor leaves it, and runs its script again."""
     repair_timeout_s: float = 60.0
     """How long a member may make no progress within a repair. Then it is ended and replaced."""

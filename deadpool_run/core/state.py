@@ -71,7 +71,7 @@ class Repair:
     failed_sources: frozenset[tuple[Rank, NodeId]] = frozenset()
     """Nodes that could not send the copies of a rank that they reported: they are not asked again."""
     detected_s: float | None = None
-    drained_at: float | None = None
+    aborted_at: float | None = None
     promoted_at: float | None = None
     rehearsed_at: float | None = None
     restored_at: float | None = None
@@ -138,8 +138,8 @@ class Raise:
     epoch: Epoch
     phase: MemberPhase
     """Of its worker, when it was raised."""
-    drained: bool
-    """It interrupted only the drain of a step."""
+    in_abort: bool
+    """It interrupted only the abort of a step."""
     step: int | None
     kind: str
     message: str

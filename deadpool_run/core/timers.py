@@ -130,7 +130,7 @@ def _not_prepared(decision: Decision, member: Member) -> None:
     decision.kill(member.worker, "it had not rehearsed in time")
 
 
-def _undrained(decision: Decision, member: Member) -> None:
+def _not_aborted(decision: Decision, member: Member) -> None:
     why = f"no progress while {member.phase} for {decision.now - member.since:.0f} s"
     if repair.can_reenter(member):
         repair.reenter(decision, member, why)
@@ -144,9 +144,9 @@ _STUCK = Limit(_in_repair(lambda settings: settings.repair_timeout_s), _stuck)
 LIMITS: Mapping[MemberPhase, Limit] = {
     MemberPhase.STARTING: Limit(_until_started, _not_started),
     MemberPhase.PREPARING: Limit(_always(START_S), _not_prepared),
-    MemberPhase.DRAINING: Limit(
-        _in_repair(lambda settings: min(settings.drain_timeout_s, settings.repair_timeout_s)),
-        _undrained,
+    MemberPhase.ABORTING: Limit(
+        _in_repair(lambda settings: min(settings.abort_timeout_s, settings.repair_timeout_s)),
+        _not_aborted,
     ),
     MemberPhase.RECALLED: _STUCK,
     MemberPhase.UNWINDING: Limit(

@@ -47,14 +47,14 @@ class MemberPhase(StrEnum):
     """Its script sets up with its peers (and, if it never calls `init()`, does all its work here)."""
     RUNNING = "running"
     """It trains, attached to the epoch."""
-    DRAINING = "draining"
-    """Ordered to abort its step; it has not reported that it has drained."""
+    ABORTING = "aborting"
+    """Ordered to abort its step; it has not reported that it has."""
     RECALLED = "recalled"
     """Ordered into a newer epoch during a repair, outside its script. It has not reported its versions again."""
-    DRAINED = "drained"
-    """It waits for the version to resume from."""
+    ABORTED = "aborted"
+    """It has aborted its step, and waits for the version to resume from."""
     UNWINDING = "unwinding"
-    """It could not be drained, and leaves its run of the script."""
+    """Its step could not be aborted: it leaves its run of the script."""
     RE_ENTERING = "re-entering"
     """Its script runs again in the same process against fake groups, like that of a replacement."""
     REHEARSING = "rehearsing"
@@ -98,7 +98,7 @@ _MORTAL: dict[Trigger, MemberPhase] = {
     do.TerminateWorker: _M.ENDING,
 }
 _RANKED: dict[Trigger, MemberPhase] = {**_MORTAL, ev.WorkerRaised: _M.RAISED, ev.JobRefused: _M.RAISED}
-_SURVIVOR: dict[Trigger, MemberPhase] = {**_RANKED, do.AbortStep: _M.DRAINING}
+_SURVIVOR: dict[Trigger, MemberPhase] = {**_RANKED, do.AbortStep: _M.ABORTING}
 _IN_REPAIR: dict[Trigger, MemberPhase] = {**_RANKED, do.AbortStep: _M.RECALLED}
 _REPLACEMENT: dict[Trigger, MemberPhase] = {**_RANKED, do.AbortStep: _M.REHEARSING}
 
@@ -143,24 +143,24 @@ MEMBER_TRANSITIONS: Mapping[MemberPhase, dict[Trigger, MemberPhase]] = MappingPr
             ev.StepsLimited: _M.RUNNING,
             ev.LoopFinished: _M.FINISHED,
         },
-        _M.DRAINING: {
+        _M.ABORTING: {
             **_SURVIVOR,
-            ev.SurvivorDrained: _M.DRAINED,
-            ev.DrainFailed: _M.DRAINING,  # what follows is ordered
+            ev.AbortCompleted: _M.ABORTED,
+            ev.AbortFailed: _M.ABORTING,  # what follows is ordered
             do.ReEnter: _M.UNWINDING,
         },
         _M.RECALLED: {
             **_IN_REPAIR,
-            ev.SurvivorDrained: _M.DRAINED,
+            ev.AbortCompleted: _M.ABORTED,
             ev.ReplacementRehearsed: _M.REHEARSED,  # a replacement that was recalled before it had restored
-            ev.DrainFailed: _M.RECALLED,  # the coordinator has moved, and the last one had brought it into its script
+            ev.AbortFailed: _M.RECALLED,  # the coordinator has moved, and the last one had brought it into its script
             do.ReEnter: _M.UNWINDING,
         },
         _M.UNWINDING: {
             **_RANKED,
             do.AbortStep: _M.UNWINDING,
             ev.RunUnwound: _M.RE_ENTERING,
-            ev.DrainFailed: _M.UNWINDING,
+            ev.AbortFailed: _M.UNWINDING,
         },
         _M.RE_ENTERING: {
             **_RANKED,
@@ -168,23 +168,23 @@ MEMBER_TRANSITIONS: Mapping[MemberPhase, dict[Trigger, MemberPhase]] = MappingPr
             ev.ScriptInitialized: _M.RE_ENTERING,
             ev.SetupCompleted: _M.RE_ENTERING,
             ev.ReplacementRehearsed: _M.REHEARSED,
-            ev.SurvivorDrained: _M.DRAINED,  # the coordinator has moved: see REHEARSING
+            ev.AbortCompleted: _M.ABORTED,  # the coordinator has moved: see REHEARSING
         },
-        _M.DRAINED: {**_IN_REPAIR, do.ResumeFrom: _M.RESTORING},
+        _M.ABORTED: {**_IN_REPAIR, do.ResumeFrom: _M.RESTORING},
         _M.REHEARSING: {
             **_REPLACEMENT,
             ev.ScriptInitialized: _M.REHEARSING,
             ev.SetupCompleted: _M.REHEARSING,
             ev.ReplacementRehearsed: _M.REHEARSED,
             # The coordinator has moved, and the last one had brought it further than was known.
-            ev.SurvivorDrained: _M.DRAINED,
-            ev.DrainFailed: _M.REHEARSING,
+            ev.AbortCompleted: _M.ABORTED,
+            ev.AbortFailed: _M.REHEARSING,
         },
         _M.REHEARSED: {**_REPLACEMENT, do.ResumeFrom: _M.RESTORING},
         _M.RESTORING: {
             **_IN_REPAIR,
             ev.RankRestored: _M.RESTORED,
-            ev.DrainFailed: _M.RESTORING,  # something of its script's cannot be undone; what follows is ordered
+            ev.AbortFailed: _M.RESTORING,  # something of its script's cannot be undone; what follows is ordered
             do.ReEnter: _M.UNWINDING,
         },
         _M.RESTORED: {**_IN_REPAIR, do.AttachGroups: _M.ATTACHING},
@@ -229,7 +229,7 @@ PARKED = frozenset({_M.STARTING, _M.READY, _M.PREPARING})
 ATTACHED = frozenset({_M.RUNNING, _M.FINISHED})
 AT_WORK_IN_REPAIR = frozenset(
     {
-        *(_M.DRAINING, _M.RECALLED, _M.UNWINDING, _M.RE_ENTERING),
+        *(_M.ABORTING, _M.RECALLED, _M.UNWINDING, _M.RE_ENTERING),
         *(_M.REHEARSING, _M.RESTORING, _M.ATTACHING),
     }
 )

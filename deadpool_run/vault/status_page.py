@@ -47,7 +47,7 @@ class Phase(IntEnum):
     STEP = 3
     OPTIMIZER = 4
     BETWEEN = 5
-    DRAINED = 6
+    ABORTED = 6
     RESTORING = 7
     ATTACHING = 8
     FINISHED = 9

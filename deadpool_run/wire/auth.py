@@ -28,7 +28,7 @@ from deadpool_run.wire import typed
 from deadpool_run.wire.frames import MessageFormat
 from deadpool_run.wire.seal import KEY_BYTES, Seal
 
-VERSION = 13
+VERSION = 14
 """Version of all messages between agents. Agents of different versions refuse each other."""
 MAX_BYTES = 4096
 """Limit of a frame until the peer has proved itself."""

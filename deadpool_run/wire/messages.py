@@ -38,7 +38,7 @@ class Assign(Tagged):
 class RunAgain(Tagged):
     """Orders to leave this run of the script, report `RunUnwound`, and run it again as a replacement.
 
-    A worker that cannot answers `DrainFailed`. An empty `store_host`: the store has not moved.
+    A worker that cannot answers `AbortFailed`. An empty `store_host`: the store has not moved.
     """
 
     epoch: Epoch
@@ -91,8 +91,8 @@ WorkerReport = (
     | ev.WorkerRaised
     | ev.JobRefused
     | ev.LoopBypassed
-    | ev.SurvivorDrained
-    | ev.DrainFailed
+    | ev.AbortCompleted
+    | ev.AbortFailed
     | ev.RunUnwound
     | ev.ReplacementRehearsed
     | ev.RankRestored

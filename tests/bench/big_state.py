@@ -22,7 +22,7 @@ from recovery import incident_after
 from spares import ready_spare
 
 SCRIPT = Path(__file__).resolve().parent / "big_state_train.py"
-PHASES = ("promoted", "drained", "rehearsed", "restored", "attached", "first_step")
+PHASES = ("promoted", "aborted", "rehearsed", "restored", "attached", "first_step")
 
 
 def options() -> argparse.Namespace:

@@ -31,7 +31,7 @@ from common import (
     torchrun,
 )
 
-PHASES = ("drained_s", "promoted_s", "rehearsed_s", "restored_s", "attached_s", "first_step_s")
+PHASES = ("aborted_s", "promoted_s", "rehearsed_s", "restored_s", "attached_s", "first_step_s")
 FOREVER = 10**6
 
 

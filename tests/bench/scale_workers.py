@@ -42,7 +42,7 @@ class BenchWorkers:
             case do.AbortStep(worker, epoch) if worker in self._rehearsing:
                 yield ev.ReplacementRehearsed(worker, epoch)
             case do.AbortStep(worker, epoch):
-                yield ev.SurvivorDrained(worker, epoch, HELD[1], HELD[1], HELD)
+                yield ev.AbortCompleted(worker, epoch, HELD[1], HELD[1], HELD)
             case do.ReportReplicas(_, rank, epoch):
                 yield ev.ReplicasReported(self.node, rank, epoch, HELD if rank in self._copies else ())
             case do.ResumeFrom(worker, epoch):

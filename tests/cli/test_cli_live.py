@@ -71,7 +71,7 @@ def test_a_rehearsal_injects_its_faults_and_tells_programs_what_happened(cluster
         "--chaos",
         "seed 7; kill rank 1 at step 5",
     )
-    # Slow steps: the loss comes before the hold, in which a survivor does not drain.
+    # Slow steps: the loss comes before the hold, in which a survivor does not abort its step.
     script = ("--steps", "20", "--hold", "15", "--least-ms", "100")
     job = cluster(*script, nproc=2, spares=1, options=options, env={"DEADPOOL_TOKEN": "x" * 16})
     job.wait_state(1, 2)

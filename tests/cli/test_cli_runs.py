@@ -170,7 +170,7 @@ def test_what_is_not_on_this_machine_is_refused_with_the_place(home, run):
 def test_a_journal_is_told_in_words_with_times_of_day(home, run):
     path = run("told", ended=ago(minutes=5), started="2026-01-02T03:04:05+00:00")
     lines = [
-        {"format": 3, "settings": {}, "state": None},
+        {"format": 4, "settings": {}, "state": None},
         {"now": 7.5, "event": {"type": "JobSubmitted", "node": "node"}, "effects": [{"type": "StartWorker"}]},
         {
             "now": 9.0,
@@ -215,7 +215,7 @@ def test_faults_are_told_with_their_victims(home, run):
         {"type": "SlowRequested", "rank": 0, "factor": 3.0, "for_s": 60.0},
         {"type": "AgentKillRequested", "node": "b"},
     ]
-    lines = [{"format": 3, "settings": {}}, *({"now": 1.0, "event": event, "effects": []} for event in events)]
+    lines = [{"format": 4, "settings": {}}, *({"now": 1.0, "event": event, "effects": []} for event in events)]
     (path / "journal.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
     told = deadpool("events", "--run-id", "faults", env=ours(home)).stdout.splitlines()
     assert [line.partition("  ")[2] for line in told] == [
@@ -231,7 +231,7 @@ def test_events_of_a_leader_that_comes_later_are_followed(home, run):
 
     def write(folder, node):
         folder.mkdir(exist_ok=True)
-        lines = [{"format": 3, "settings": {}}, {"now": 1.0, "event": {"type": "NodeJoined", "node": node}}]
+        lines = [{"format": 4, "settings": {}}, {"now": 1.0, "event": {"type": "NodeJoined", "node": node}}]
         (folder / "journal.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
 
     command = [sys.executable, "-m", "deadpool_run", "events", "--follow", "--run-id", "live"]

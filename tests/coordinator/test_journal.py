@@ -30,7 +30,7 @@ TIMELINE = [
     *(ev.TranscriptSealed(w) for w in range(2)),
     ev.KillRequested(1, KillHow.SIGKILL),
     ev.WorkerExited(1, None, 9, (4, 5)),
-    ev.SurvivorDrained(0, 2, 5, 5, (4, 5)),
+    ev.AbortCompleted(0, 2, 5, 5, (4, 5)),
     ev.ReplacementRehearsed(2, 2),
     *(ev.RankRestored(w, 2) for w in (0, 2)),
     *(ev.RankAttached(w, 2) for w in (0, 2)),
@@ -187,7 +187,7 @@ def test_another_format_is_refused_with_what_to_do(tmp_path):
 def test_the_first_line_names_the_format(tmp_path):
     write(tmp_path / "journal")
     with (tmp_path / "journal").open() as file:
-        assert json.loads(file.readline())["format"] == journal.FORMAT == 3
+        assert json.loads(file.readline())["format"] == journal.FORMAT == 4
 
 
 def test_a_journal_that_begins_within_a_job_replays_from_there(tmp_path):
@@ -200,7 +200,7 @@ def test_a_journal_that_begins_within_a_job_replays_from_there(tmp_path):
     assert not replayed.divergences
 
 
-@pytest.mark.parametrize("text", ["", "{}\n", "[1]\n", '{"format":3,"settings":{}}\n', "\x00\n"])
+@pytest.mark.parametrize("text", ["", "{}\n", "[1]\n", '{"format":4,"settings":{}}\n', "\x00\n"])
 def test_what_is_no_journal_is_refused(tmp_path, text):
     (tmp_path / "journal").write_text(text)
     with pytest.raises(ProtocolError, match=str(tmp_path / "journal")):

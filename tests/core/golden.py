@@ -79,8 +79,8 @@ _EVENTS: Mapping[str, Callable[[int, Words], ev.Event]] = {
     ),
     "refuse": lambda w, say: ev.JobRefused(w, say.text.replace(" | ", "\n"), int(say.options.get("code", 94))),
     "bypass": lambda w, _: ev.LoopBypassed(w),
-    "drained": lambda w, say: ev.SurvivorDrained(w, say.epoch, say.number, say.live, say.held),
-    "drainfailed": lambda w, say: ev.DrainFailed(
+    "aborted": lambda w, say: ev.AbortCompleted(w, say.epoch, say.number, say.live, say.held),
+    "abortfailed": lambda w, say: ev.AbortFailed(
         w,
         say.epoch,
         say.text,
@@ -282,7 +282,7 @@ def _incident(incident: do.Incident) -> str:
     )
     times = " ".join(
         f"{name.removesuffix('_s')}={getattr(incident, name):.2f}"
-        for name in ("detected_s", "drained_s", "promoted_s", "rehearsed_s", "restored_s", "attached_s", "first_step_s")
+        for name in ("detected_s", "aborted_s", "promoted_s", "rehearsed_s", "restored_s", "attached_s", "first_step_s")
         if getattr(incident, name) is not None
     )
     return f"epoch={incident.epoch} resumed={incident.resumed} repeated={incident.steps_repeated} {times} [{losses}]"

@@ -20,7 +20,7 @@ def run(*commands):
 START = ("new world_size=2 spares=1", "start", "ready w0..w2")
 PROTECTED = (*START, "setup w0 w1", "seal w0 w1")
 REPAIRED = (
-    *(*PROTECTED, "kill w1 held=4,5", "drained w0 5 held=4,5", "rehearsed w2", "restored w0 w2"),
+    *(*PROTECTED, "kill w1 held=4,5", "aborted w0 5 held=4,5", "rehearsed w2", "restored w0 w2"),
     *("attached w0 w2", "stepped w0 w2"),
 )
 

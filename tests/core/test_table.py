@@ -54,10 +54,10 @@ def events_of_worker(state: State, worker: int, epoch: int) -> Iterator[ev.Event
     yield ev.WorkerExited(worker, 0, None, (4, 5))
     yield ev.WorkerExited(worker, 1, None, (4, 5))
     yield ev.WorkerExited(worker, None, 9, (4, 5))
-    yield ev.SurvivorDrained(worker, epoch, 5, 5, (4, 5))
-    yield ev.SurvivorDrained(worker, epoch, 5, None, (4, 5))
-    yield ev.DrainFailed(worker, epoch, "x")
-    yield ev.DrainFailed(worker, epoch, "x", again=True)
+    yield ev.AbortCompleted(worker, epoch, 5, 5, (4, 5))
+    yield ev.AbortCompleted(worker, epoch, 5, None, (4, 5))
+    yield ev.AbortFailed(worker, epoch, "x")
+    yield ev.AbortFailed(worker, epoch, "x", again=True)
     yield ev.RunUnwound(worker, 5, (4, 5))
     yield ev.ReplacementRehearsed(worker, epoch)
     yield ev.RankRestored(worker, epoch)
@@ -295,7 +295,7 @@ def test_a_step_that_raised_leaves_a_void_state(monkeypatch):
 def test_an_attached_or_dying_member_never_comes_back_unnoticed():
     """The table itself: only orders lead into a repair, and a dying member is never anything but dying or dead."""
     into = {
-        *(MemberPhase.DRAINING, MemberPhase.RECALLED, MemberPhase.UNWINDING),
+        *(MemberPhase.ABORTING, MemberPhase.RECALLED, MemberPhase.UNWINDING),
         *(MemberPhase.RESTORING, MemberPhase.ATTACHING, MemberPhase.RELEASED),
     }
     for phase, row in MEMBER_TRANSITIONS.items():

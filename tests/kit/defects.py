@@ -310,7 +310,7 @@ DEFECTS = (
         "a step is committed before the device has completed it",
         commits_what_runs,
         _AHEAD,
-        "test_a_step_that_the_device_had_not_ended_when_a_drain_began_is_no_snapshot",
+        "test_a_step_that_the_device_had_not_ended_when_an_abort_began_is_no_snapshot",
         "assert (0, 1) == (0,)",
     ),
     Defect(

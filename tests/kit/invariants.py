@@ -10,7 +10,7 @@ from deadpool_run.core.transitions import AT_WORK_IN_REPAIR, ATTACHED, HOLDS_RAN
 
 _OVER = frozenset({JobPhase.STOPPING, JobPhase.STOPPED})
 
-_BEFORE_ATTACHING = AT_WORK_IN_REPAIR - {MemberPhase.ATTACHING} | {MemberPhase.DRAINED, MemberPhase.REHEARSED}
+_BEFORE_ATTACHING = AT_WORK_IN_REPAIR - {MemberPhase.ATTACHING} | {MemberPhase.ABORTED, MemberPhase.REHEARSED}
 
 
 def check_invariants(settings: Settings, state: State) -> None:

@@ -87,7 +87,7 @@ def time_line(incident):
     left, right, top = 118, 24, 62
     detected = incident["detected_s"] or 0.0
     ends = {
-        name: detected + incident[f"{name}_s"] for name in ("promoted", "drained", "rehearsed", "restored", "attached")
+        name: detected + incident[f"{name}_s"] for name in ("promoted", "aborted", "rehearsed", "restored", "attached")
     }
     end = detected + incident["first_step_s"]
     scale = (WIDTH - left - right) / end
@@ -107,8 +107,8 @@ def time_line(incident):
     for row, name in enumerate(("the agent", "survivors", "the spare", "all ranks")):
         parts.append(text(left - 10, top + 46 * row + 20, name, text_anchor="end"))
     parts += bar(0, 0, detected, "detect", RED)
-    parts += bar(1, detected, ends["drained"], "drain", AMBER)
-    parts += bar(1, ends["drained"], ends["rehearsed"], "wait: processes and weights stay", GREY)
+    parts += bar(1, detected, ends["aborted"], "abort", AMBER)
+    parts += bar(1, ends["aborted"], ends["rehearsed"], "wait: processes and weights stay", GREY)
     parts += bar(2, ends["promoted"], ends["rehearsed"], "rehearse: set-up and two steps", BLUE)
     parts += bar(3, ends["rehearsed"], ends["restored"], "restore", BLUE)
     parts += bar(3, ends["restored"], ends["attached"], "attach", GREEN)

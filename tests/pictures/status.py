@@ -26,7 +26,7 @@ INCIDENT = {
     "resumed": 11841,
     "steps_repeated": 1,
     "detected_s": 0.004,
-    "drained_s": 0.12,
+    "aborted_s": 0.12,
     "promoted_s": 0.001,
     "rehearsed_s": 0.61,
     "restored_s": 0.8,
@@ -108,7 +108,7 @@ def in_repair():
     def make():
         status = job(64, 8, phase="repairing", reason="rank 5 (worker 5) was killed by SIGSEGV", epoch=3)
         for rank in status["ranks"]:
-            rank |= {"phase": "drained", "activity": "drained"}
+            rank |= {"phase": "aborted", "activity": "aborted"}
         status["ranks"][5] |= {"phase": "rehearsing", "activity": "rehearsal", "worker": 601, "step": 0, "step_ms": 0}
         return status
 

@@ -75,11 +75,11 @@ def until_one_stops_itself(cluster, *faults):
 
 
 @pytest.mark.slow
-def test_a_survivor_dies_drained(cluster, reference):
-    """While it waits for another one, which does not drain for a moment."""
+def test_a_survivor_dies_after_its_abort(cluster, reference):
+    """While it waits for another one, which does not abort its step for a moment."""
     job, other = until_one_stops_itself(cluster, "rank=3,step=5,at=before,how=sigstop")
     job.kill(1)  # it waits for rank 3 in step 5's reduction, or is on its way there
-    job.kill_when(2, lambda rank_entry: rank_entry.phase == Phase.DRAINED, "phase DRAINED")
+    job.kill_when(2, lambda rank_entry: rank_entry.phase == Phase.ABORTED, "phase ABORTED")
     os.kill(other, signal.SIGCONT)
     job.check_repaired(reference("ddp-full", STEPS), [1, 2])
 
@@ -153,7 +153,7 @@ def test_the_same_exception_on_all_ranks_stops_the_job_before_any_is_replaced(cl
 
 
 @pytest.mark.slow
-def test_a_bug_that_the_drained_see_too_stops_the_job(cluster):
+def test_a_bug_that_survivors_see_too_stops_the_job(cluster):
     """They raise in their interrupted step what another has raised in an undisturbed one: no spare is tried."""
     job = train(cluster, "--astray", "bug", *die("rank=1,step=5,at=counted,how=raise"))
     assert job.wait_exit() == 1

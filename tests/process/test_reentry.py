@@ -1,4 +1,4 @@
-"""A survivor whose script cannot be drained runs it again from the top, in the same process."""
+"""A survivor whose step cannot be aborted runs its script again from the top, in the same process."""
 
 import pytest
 from kit.choice import often
@@ -50,7 +50,7 @@ def test_a_script_that_hides_a_half_done_update_is_replaced(cluster, reference):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["retry", "converge"])
 def test_a_survivor_that_does_not_end_its_step_runs_its_script_again(cluster, reference, kind):
-    job = train(cluster, kind, options=("--drain-timeout", "1"))
+    job = train(cluster, kind, options=("--abort-timeout", "1"))
     job.check_repaired(reference("ddp-full", STEPS), [1])
     assert reentered(job) == [[0, 2, 3]]
 
@@ -64,6 +64,6 @@ def test_a_survivor_whose_script_cannot_run_twice_is_replaced(cluster, reference
 
 @pytest.mark.slow
 def test_a_survivor_that_is_stuck_outside_of_python_is_replaced(cluster, reference):
-    job = train(cluster, "sleep", "--astray-rank", "2", options=("--drain-timeout", "0.5"))
+    job = train(cluster, "sleep", "--astray-rank", "2", options=("--abort-timeout", "0.5"))
     job.check_repaired(reference("ddp-full", STEPS), [1, 2])
     assert "could not leave its run" in job.stderr

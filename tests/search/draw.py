@@ -161,7 +161,7 @@ def _weighted(dice: random.Random, weights: dict[str, int]) -> str:
 
 
 def _options(dice: random.Random, *, stops: bool) -> tuple[str, ...]:
-    options = ["--drain-timeout", "10"]
+    options = ["--abort-timeout", "10"]
     start = dice.random()
     if start < 0.3:
         options += ["--spare-mode", "hot"]

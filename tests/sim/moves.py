@@ -7,7 +7,7 @@ from simulator import REPAIR_TIMEOUT_S, Fault, Simulation
 
 from deadpool_run.core.settings import Settings
 
-_FAULTS = ("kill rank", "kill rank", "kill parked", "freeze rank", "suspect", "inject", "attach", "drain")
+_FAULTS = ("kill rank", "kill rank", "kill parked", "freeze rank", "suspect", "inject", "attach", "abort")
 
 
 def check_moves(job: Simulation) -> None:

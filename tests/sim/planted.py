@@ -35,7 +35,7 @@ def acks_are_kept_over_epochs(patch):
     def recall(decision, member):
         held, phase = decision.state.seats[member.rank].held, member.phase
         honest(decision, member)
-        if phase in (MemberPhase.DRAINED, MemberPhase.REHEARSED):
+        if phase in (MemberPhase.ABORTED, MemberPhase.REHEARSED):
             decision.set_member(member.worker, phase=phase)
             decision.set_seat(member.rank, held=held)
 
@@ -85,7 +85,7 @@ def a_dead_ranks_slots_are_ignored(patch):
 
 
 def a_live_version_is_counted_without_live_state(patch):
-    patch.setattr(holders, "held_by_survivor", lambda drained: frozenset({*drained.captured, drained.completed}))
+    patch.setattr(holders, "held_by_survivor", lambda aborted: frozenset({*aborted.captured, aborted.completed}))
 
 
 def ranks_attach_before_all_are_restored(patch):
@@ -163,23 +163,23 @@ def an_unwound_ranks_versions_are_assumed(patch):
 
 
 def a_re_entry_that_failed_is_tried_again(patch):
-    patch.setattr(repair, "can_reenter", lambda member: member.phase is MemberPhase.DRAINING)
+    patch.setattr(repair, "can_reenter", lambda member: member.phase is MemberPhase.ABORTING)
     honest = Decision.order
 
     def order(decision, given, **changes):
         honest(decision, given, **changes)
         if isinstance(given, do.AbortStep) and decision.state.members[given.worker].reentered:
-            decision.set_member(given.worker, phase=MemberPhase.DRAINING)
+            decision.set_member(given.worker, phase=MemberPhase.ABORTING)
 
     patch.setattr(Decision, "order", order)
 
 
-def a_rank_that_cannot_be_drained_is_awaited(patch):
+def a_step_that_cannot_be_aborted_is_awaited(patch):
     patient = replace(
-        timers.LIMITS[MemberPhase.DRAINING],
+        timers.LIMITS[MemberPhase.ABORTING],
         expired=lambda decision, member: decision.set_member(member.worker, since=decision.now),
     )
-    patch.setitem(timers.LIMITS, MemberPhase.DRAINING, patient)
+    patch.setitem(timers.LIMITS, MemberPhase.ABORTING, patient)
 
 
 def an_unwound_rank_counts_as_a_survivor(patch):
@@ -204,14 +204,14 @@ PLANTS: dict[Plant, tuple[str, ...]] = {
     a_member_that_raised_counts_as_dead: ("raise", "kill rank"),
 }
 """Each bug, with the kinds of faults to search."""
-DRAIN_PLANTS: tuple[Plant, ...] = (
+ABORT_PLANTS: tuple[Plant, ...] = (
     an_unwound_ranks_versions_are_assumed,
     a_re_entry_that_failed_is_tried_again,
-    a_rank_that_cannot_be_drained_is_awaited,
+    a_step_that_cannot_be_aborted_is_awaited,
     an_unwound_rank_counts_as_a_survivor,
     reports_of_old_epochs_are_accepted,
 )
-"""Bugs that show only with scripts that cannot be drained."""
+"""Bugs that show only with scripts whose steps cannot be aborted."""
 NODE_PLANTS: dict[Plant, tuple[str, ...]] = {
     copies_are_kept_on_the_ranks_own_node: NODE_KINDS,
     a_lost_holder_still_counts: NODE_KINDS,

@@ -20,11 +20,11 @@ KINDS = (
         "kill parked",
         "freeze parked",
     ),
-    *("suspect", "drain", "attach", "start", "wedge rank", "bad network"),
+    *("suspect", "abort", "attach", "start", "wedge rank", "bad network"),
 )
-DRAIN_KINDS = ("drain", "drain", "drain", "endless", "endless", "stuck", "run")
-"""Faults of jobs whose scripts are drained."""
-REFUSAL_KINDS = ("refuse", "refuse", "kill rank", "kill rank", "raise", "suspect", "drain", "inject")
+ABORT_KINDS = ("abort", "abort", "abort", "endless", "endless", "stuck", "run")
+"""Faults of jobs whose steps are aborted."""
+REFUSAL_KINDS = ("refuse", "refuse", "kill rank", "kill rank", "raise", "suspect", "abort", "inject")
 """Faults of jobs in which the library refuses to continue."""
 NODE_KINDS = (
     "lose node",
@@ -101,12 +101,12 @@ def memory_simulation(seed: int) -> Simulation:
     return job
 
 
-def drain_simulation(seed: int) -> Simulation:
-    """Return the job of this seed. Its script often cannot be drained when a rank is lost."""
-    rng = random.Random(f"drain {seed}")
+def abort_simulation(seed: int) -> Simulation:
+    """Return the job of this seed. Its steps often cannot be aborted when a rank is lost."""
+    rng = random.Random(f"abort {seed}")
     at, faults = rng.uniform(1.0, 4.0), []
     for _ in range(rng.choice((1, 1, 2, 3))):
-        faults += [Fault(at, rng.choice(DRAIN_KINDS), rng.randrange(12)) for _ in range(rng.randint(1, 3))]
+        faults += [Fault(at, rng.choice(ABORT_KINDS), rng.randrange(12)) for _ in range(rng.randint(1, 3))]
         for _ in range(rng.choice((1, 1, 1, 2, 3))):
             kind = rng.choice(("kill rank", "kill rank", "kill rank", "freeze rank", "suspect", "inject", "attach"))
             faults.append(Fault(at + rng.uniform(0.0, 0.5), kind, rng.randrange(12)))
@@ -115,7 +115,7 @@ def drain_simulation(seed: int) -> Simulation:
     settings = Settings(
         world_size=rng.randint(2, 4),
         spares=rng.randint(0, 2),
-        drain_timeout_s=rng.choice((0.5, 2.0)),
+        abort_timeout_s=rng.choice((0.5, 2.0)),
         repair_timeout_s=REPAIR_TIMEOUT_S,
         shutdown_timeout_s=3.0,
         calm_s=1.0,

@@ -325,10 +325,10 @@ class Simulation:
                 worker.break_collective()
             case "suspect":
                 worker.break_collective()
-            case "drain" | "attach" | "endless" | "stuck":
+            case "abort" | "attach" | "endless" | "stuck":
                 worker.breaks.add(fault.kind)
             case "run":
-                worker.breaks |= {"drain", "run"}
+                worker.breaks |= {"abort", "run"}
 
     # --- what must hold ------------------------------------------------------------------------------------------
 

@@ -159,14 +159,14 @@ def assert_is_found(story, seeds):
     pytest.fail(f"{seeds} seeds did not find the bug")
 
 
-def test_survivors_that_cannot_be_drained_while_the_coordinator_moves(monkeypatch):
+def test_steps_that_cannot_be_aborted_while_the_coordinator_moves(monkeypatch):
     """They run their script again with the store of the new coordinator."""
     honest = Worker._assign
 
     def assign(worker, order):
         honest(worker, order)
         if order.rank % 2 == worker.number % 2:
-            worker.breaks.add("drain")
+            worker.breaks.add("abort")
 
     monkeypatch.setattr(Worker, "_assign", assign)
     jobs = [leaders_simulation(seed) for seed in range(25)]

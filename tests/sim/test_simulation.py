@@ -4,8 +4,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from leaders import leaders_simulation
-from planted import DRAIN_PLANTS, NODE_PLANTS, PLANTS
-from simulations import KINDS, REFUSAL_KINDS, drain_simulation, memory_simulation, nodes_simulation, simulation
+from planted import ABORT_PLANTS, NODE_PLANTS, PLANTS
+from simulations import KINDS, REFUSAL_KINDS, abort_simulation, memory_simulation, nodes_simulation, simulation
 from simulator import REPAIR_TIMEOUT_S, Fault, Simulation
 
 from deadpool_run.core.settings import Settings
@@ -28,7 +28,7 @@ def test_long_swarm():
         run(seed)
     for seed in range(SEEDS, 5 * SEEDS):
         run(seed, nodes_simulation)
-        run(seed, drain_simulation)
+        run(seed, abort_simulation)
 
 
 @pytest.mark.parametrize("part", range(3))
@@ -47,8 +47,8 @@ def test_swarm_of_nodes_without_memory():
     assert sum(job.stopped.exit_code == 0 for job in moved) > len(moved) // 2
 
 
-def test_swarm_of_scripts_that_cannot_be_drained():
-    jobs = [drain_simulation(seed) for seed in range(60)]
+def test_swarm_of_steps_that_cannot_be_aborted():
+    jobs = [abort_simulation(seed) for seed in range(60)]
     for seed, job in enumerate(jobs):
         run(seed, lambda _seed, job=job: job)
     incidents = [incident for job in jobs for incident in job.state.incidents]
@@ -137,10 +137,10 @@ def test_a_planted_bug_of_nodes_is_found(plant, kinds, monkeypatch):
     assert_is_found(lambda seed: nodes_simulation(seed, kinds))
 
 
-@pytest.mark.parametrize("plant", DRAIN_PLANTS, ids=lambda plant: plant.__name__)
+@pytest.mark.parametrize("plant", ABORT_PLANTS, ids=lambda plant: plant.__name__)
 def test_a_planted_bug_of_re_entry_is_found(plant, monkeypatch):
     plant(monkeypatch)
-    assert_is_found(drain_simulation)
+    assert_is_found(abort_simulation)
 
 
 def assert_is_found(story):

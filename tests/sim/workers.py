@@ -25,8 +25,8 @@ class Mode(Enum):
     STEPPING = auto()
     BROKEN = auto()
     """Waits for an abort: a collective or an attach failed."""
-    DRAINING = auto()
-    DRAINED = auto()
+    ABORTING = auto()
+    ABORTED = auto()
     UNWINDING = auto()
     REHEARSING = auto()
     REHEARSED = auto()
@@ -67,7 +67,7 @@ class Worker:
         self.store = ""
         """The node of the store for its set-up."""
         self.breaks: set[str] = set()
-        """Faults to come: a drain that raises ("drain"), never ends ("endless") or hangs in C++ ("stuck"), a second run
+        """Faults to come: an abort that raises ("abort"), never ends ("endless") or hangs in C++ ("stuck"), a second run
         of the script that raises ("run"), or a failed attach ("attach")."""
         self.reentered = False
         """Whether it was ordered to re-enter since its last attach."""
@@ -261,34 +261,34 @@ class Worker:
         assert self.mode not in (Mode.PARKED, Mode.SETTING_UP, Mode.LEAVING), f"aborted while {self.mode}"
         stepping = self.mode in (Mode.STEPPING, Mode.BROKEN)  # FINISHED has a snapshot of its last version
         self.interrupt()
-        self.mode = Mode.DRAINING
+        self.mode = Mode.ABORTING
         if stepping and self.sim.rng.random() < 0.2:
             self.held_live = False  # interrupted between two optimizers
         if self.to_capture:
             self._capture(last_chance=True)
-        self.then(0.1, self._drained)
+        self.then(0.1, self._aborted)
 
-    def _drained(self) -> None:
+    def _aborted(self) -> None:
         if "endless" in self.breaks or "stuck" in self.breaks:
             return
-        if "drain" in self.breaks:
+        if "abort" in self.breaks:
             self.mode = Mode.BROKEN
-            self.say(ev.DrainFailed(self.number, self.epoch, "garbage", again="run" not in self.breaks))
+            self.say(ev.AbortFailed(self.number, self.epoch, "garbage", again="run" not in self.breaks))
             return
-        self.mode = Mode.DRAINED
+        self.mode = Mode.ABORTED
         live = self.completed if self.held_live else None
         captured = tuple(sorted(self.sim.storage.held(self.rank, self.node)))
-        self.say(ev.SurvivorDrained(self.number, self.epoch, self.completed, live, captured))
+        self.say(ev.AbortCompleted(self.number, self.epoch, self.completed, live, captured))
 
     def _reenter(self, order: do.ReEnter) -> None:
         assert order.epoch <= self.epoch, f"ordered to re-enter in epoch {order.epoch}, but is in {self.epoch}"
-        assert self.mode in (Mode.DRAINING, Mode.DRAINED, Mode.BROKEN), f"ordered to re-enter while {self.mode}"
+        assert self.mode in (Mode.ABORTING, Mode.ABORTED, Mode.BROKEN), f"ordered to re-enter while {self.mode}"
         assert not self.reentered, "ordered to re-enter again after a failure"
         self.reentered = True
         self.interrupt()
         if "stuck" in self.breaks:
             return
-        self.breaks -= {"drain", "endless"}
+        self.breaks -= {"abort", "endless"}
         self.mode = Mode.UNWINDING
         self.then(0.1, self._unwound)
 
@@ -304,7 +304,7 @@ class Worker:
 
     def _resume(self, order: do.ResumeFrom) -> None:
         assert order.epoch == self.epoch, f"ordered to resume in epoch {order.epoch}, but is in {self.epoch}"
-        assert self.mode in (Mode.DRAINED, Mode.REHEARSED), f"resumed while {self.mode}"
+        assert self.mode in (Mode.ABORTED, Mode.REHEARSED), f"resumed while {self.mode}"
         self.mode = Mode.RESTORING
         self.sim.storage.empty_above(self.rank, order.version, self.node)
         if self.has_state or order.version in self.sim.storage.held(self.rank, self.node):

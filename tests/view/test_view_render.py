@@ -53,7 +53,7 @@ INCIDENT = {
     "resumed": 57,
     "steps_repeated": 1,
     "detected_s": 0.003,
-    "drained_s": 0.0154,
+    "aborted_s": 0.0154,
     "promoted_s": 0.001,
     "rehearsed_s": 0.2,
     "restored_s": 0.21,

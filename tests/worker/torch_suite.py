@@ -33,11 +33,11 @@ LOST = 1
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of a test on one rank. `drained`: one of our registries took something for the loss of a peer."""
+    """The outcome of a test on one rank. `aborted`: one of our registries took something for the loss of a peer."""
 
     kind: str
     error: str = ""
-    drained: bool = False
+    aborted: bool = False
     trace: str = field(default="", compare=False)
 
 
@@ -118,8 +118,8 @@ class Suite:
         self.seed()
         kind, error, trace = self._perform(name)
         intact = registry.state is GroupState.ATTACHED and not registry.step_failed and not self.member.failures
-        drained = self.backend == "deadpool" and kind != "fails" and not intact
-        return Outcome(kind, error, drained, trace)
+        aborted = self.backend == "deadpool" and kind != "fails" and not intact
+        return Outcome(kind, error, aborted, trace)
 
     def _perform(self, name):
         unbound = getattr(self.tests, name)
@@ -189,8 +189,8 @@ def run_again(member, folder):
         if member.rank == LOST:
             member.store.wait(["never"], timedelta(seconds=LIMIT_S))
         dist.all_reduce(torch.ones(4))
-        assert member.registry.state is GroupState.DRAINING
-    member.meet("drained")
+        assert member.registry.state is GroupState.ABORTED
+    member.meet("aborted")
     suite.attach_again("again")
     return suite.run("again", suite.attach_again)
 

@@ -9,7 +9,7 @@ from deadpool_run.errors import RequestRefusedError, UsageError
 from deadpool_run.ids import NodeId, node_called
 from deadpool_run.view.health import Status, ready_spares
 
-ACTIVITIES = ("setup", "rehearsal", "step", "optimizer", "between", "drained", "restoring", "attaching")
+ACTIVITIES = ("setup", "rehearsal", "step", "optimizer", "between", "aborted", "restoring", "attaching")
 """Phases of a rank that a fault may wait for."""
 REPAIRED_IN = frozenset({"running", "repairing", "finishing"})
 """Phases of a job in which a lost rank is replaced in place."""

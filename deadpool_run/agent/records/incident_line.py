@@ -14,7 +14,7 @@ PARTS = tuple(name.replace("_", " ") for name in PHASES)
 def incident_line(incident: Incident) -> str:
     """Return the failed and the new worker, the milliseconds of each part, and the steps repeated.
 
-    Parts overlap, as a replacement rehearses while survivors drain. Each is shown with what it adds to the total.
+    Parts overlap, as a replacement rehearses while survivors abort their steps. Each is shown with what it adds to the total.
     """
     times = dict(parts_of(incident))
     if incident.detected_s is None:

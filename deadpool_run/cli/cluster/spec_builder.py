@@ -100,7 +100,7 @@ def _settings(
         node_timeout_s=values.seconds("node_timeout"),
         max_restarts=values.optional_count("max_restarts", 0),
         hot_spares=_hot_spares(values, start_method),
-        drain_timeout_s=values.seconds("drain_timeout"),
+        abort_timeout_s=values.seconds("abort_timeout"),
         repair_timeout_s=values.seconds("repair_timeout"),
         shutdown_timeout_s=values.seconds("shutdown_timeout"),
         capture_interval=interval,

@@ -17,7 +17,7 @@ from deadpool_run.errors import UsageError
 
 _option = partial(typer.Option, rich_help_panel="The check")
 _JOB_OPTIONS = (
-    *("nproc_per_node", "spares", "spare_mode", "start_method", "capture_interval", "drain_timeout"),
+    *("nproc_per_node", "spares", "spare_mode", "start_method", "capture_interval", "abort_timeout"),
     *("repair_timeout", "preload", "module", "config", "no_config"),
 )
 _DEFAULT_SPARES = "1"

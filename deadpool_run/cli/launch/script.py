@@ -34,7 +34,7 @@ _SHOWN = 3
 OWN_NAMES = frozenset(
     (
         *("nproc_per_node", "nnodes", "max_restarts", "rdzv_endpoint", "rdzv_backend", "rdzv_id", "standalone"),
-        *("spares", "spare_mode", "drain_timeout", "repair_timeout", "hang_timeout", "capture_interval"),
+        *("spares", "spare_mode", "abort_timeout", "repair_timeout", "hang_timeout", "capture_interval"),
         *("snapshot_memory", "node_timeout", "join_timeout", "durable", "durable_every", "keep_runs", "dry_run"),
     )
 )

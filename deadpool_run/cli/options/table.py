@@ -21,7 +21,7 @@ _SPARES = group(
         default="warm",
     ),
     Option(
-        "drain_timeout",
+        "abort_timeout",
         "TIME",
         "How long a surviving rank may take to finish its interrupted step after a loss. After that it runs its script again from the top, in the same process.",
         default="30s",

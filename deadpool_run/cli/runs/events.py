@@ -27,7 +27,7 @@ _EVENTS: Mapping[str, str] = {
     "WorkerRaised": "worker {worker} raised {kind}: {message}",
     "JobRefused": "worker {worker} refused to continue: {message}",
     "LoopBypassed": "worker {worker} updates weights outside the step loop",
-    "DrainFailed": "worker {worker} could not drain its step: {message}",
+    "AbortFailed": "worker {worker} could not abort its step: {message}",
     "AttachFailed": "worker {worker} could not connect: {message}",
     "CollectiveFailed": "a collective of worker {worker} failed: {message}",
     "LoopFinished": "worker {worker} completed its last step, {version}",

@@ -127,9 +127,9 @@ def _set(decision: Decision, rank: Rank, copies: Copies, asked: frozenset[NodeId
 # --- versions -------------------------------------------------------------------------------------------------------
 
 
-def held_by_survivor(drained: ev.SurvivorDrained) -> frozenset[Version]:
+def held_by_survivor(aborted: ev.AbortCompleted) -> frozenset[Version]:
     """Return what a survivor's rank holds: the versions in its slots, and that of its objects."""
-    return frozenset(drained.captured) if drained.live is None else frozenset({*drained.captured, drained.live})
+    return frozenset(aborted.captured) if aborted.live is None else frozenset({*aborted.captured, aborted.live})
 
 
 def held_after_death(exited: ev.WorkerExited) -> frozenset[Version]:

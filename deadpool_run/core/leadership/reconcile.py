@@ -206,7 +206,7 @@ def _end_unrehearsed(decision: Decision, truth: Truth) -> None:
         elif found.reentering:  # it waits for its state, whatever was known of that
             decision.set_member(member.worker, phase=MemberPhase.REHEARSING, replacement=True, since=decision.now)
         elif member.phase is MemberPhase.UNWINDING:  # the order to do so never arrived
-            decision.set_member(member.worker, phase=MemberPhase.DRAINING, reentered=False, since=decision.now)
+            decision.set_member(member.worker, phase=MemberPhase.ABORTING, reentered=False, since=decision.now)
 
 
 def _end_surplus(decision: Decision) -> None:

@@ -6,7 +6,7 @@ A fault of the library stops the job only when the rank's replacement meets it t
 from dataclasses import dataclass
 
 from deadpool_run.core import placement
-from deadpool_run.core.events import DrainFailed, WorkerRaised
+from deadpool_run.core.events import AbortFailed, WorkerRaised
 from deadpool_run.core.members import Member
 from deadpool_run.core.state import Raise, State
 from deadpool_run.core.transitions import MemberPhase
@@ -15,13 +15,13 @@ from deadpool_run.errors import Blame
 MAX_EVIDENCE = 64
 _HANDLED = frozenset(
     {
-        *(MemberPhase.DRAINED, MemberPhase.REHEARSED, MemberPhase.RESTORING, MemberPhase.RESTORED),
+        *(MemberPhase.ABORTED, MemberPhase.REHEARSED, MemberPhase.RESTORING, MemberPhase.RESTORED),
         *(MemberPhase.ATTACHING, MemberPhase.UNATTACHED),
     }
 )
 """Phases of a repair in which the worker runs the library's code, not the script's."""
 _REPAIRED = _HANDLED | {
-    *(MemberPhase.DRAINING, MemberPhase.RECALLED, MemberPhase.UNWINDING),
+    *(MemberPhase.ABORTING, MemberPhase.RECALLED, MemberPhase.UNWINDING),
     *(MemberPhase.RE_ENTERING, MemberPhase.REHEARSING),
 }
 """Phases of a repair. What a worker raises there may come of empty answers, of an earlier run of the script, or of the library."""
@@ -38,7 +38,7 @@ class FaultVerdict:
     ours: bool = False
 
 
-def evidence(state: State, member: Member, raised: WorkerRaised | DrainFailed) -> Raise:
+def evidence(state: State, member: Member, raised: WorkerRaised | AbortFailed) -> Raise:
     """Return an exception as evidence. `member` is as it was before it raised; it holds a rank."""
     assert member.rank is not None
     ready = {spare.node for spare in state.in_phase(MemberPhase.READY)}
@@ -47,7 +47,7 @@ def evidence(state: State, member: Member, raised: WorkerRaised | DrainFailed) -
         rank=member.rank,
         epoch=state.epoch,
         phase=member.phase,
-        drained=isinstance(raised, DrainFailed),
+        in_abort=isinstance(raised, AbortFailed),
         step=raised.step,
         kind=raised.kind,
         message=raised.message if isinstance(raised, WorkerRaised) else raised.error,
@@ -97,7 +97,7 @@ def _is_script_bug(old: Raise, new: Raise) -> bool:
     """
     if not (old.blame is new.blame is Blame.SCRIPT and (old.step, old.kind) == (new.step, new.kind)):
         return False
-    repaired = [one.drained or one.phase in _REPAIRED for one in (old, new)]
+    repaired = [one.in_abort or one.phase in _REPAIRED for one in (old, new)]
     at_once = old.epoch == new.epoch and not any(repaired)
     return (old.message == new.message and not all(repaired)) or at_once
 
@@ -106,10 +106,10 @@ def _is_ours(old: Raise, new: Raise) -> bool:
     """Tell whether the library ended a rank's worker and its replacement with one kind of exception.
 
     That is, if both have frames of ours, or if both workers ran our code and not their script, which can raise.
-    What interrupts only a drain is mended by running the script again.
+    What interrupts only an abort is mended by running the script again.
     """
     if (
-        new.drained
+        new.in_abort
         or {old.blame, new.blame} & {Blame.NOBODY, Blame.DEVICE}
         or (old.rank, old.kind) != (new.rank, new.kind)
     ):

@@ -19,8 +19,8 @@ def finished(repair: Repair, epoch: Epoch, now: float) -> Incident:
     def after(at: float | None, otherwise: float) -> float:
         return otherwise if at is None else at - repair.began_at
 
-    drained, promoted = after(repair.drained_at, 0.0), after(repair.promoted_at, 0.0)
-    restored = after(repair.restored_at, drained)
+    aborted, promoted = after(repair.aborted_at, 0.0), after(repair.promoted_at, 0.0)
+    restored = after(repair.restored_at, aborted)
     reached = repair.dead_held if repair.completed is None else repair.completed
     return Incident(
         epoch=epoch,
@@ -28,7 +28,7 @@ def finished(repair: Repair, epoch: Epoch, now: float) -> Incident:
         resumed=repair.resume,
         steps_repeated=0 if reached is None else max(0, reached - repair.resume),
         detected_s=repair.detected_s,
-        drained_s=drained,
+        aborted_s=aborted,
         promoted_s=promoted,
         rehearsed_s=after(repair.rehearsed_at, promoted),
         restored_s=restored,

@@ -196,9 +196,9 @@ def _move(decision: Decision, relocation: Relocation, leaving: Collection[Member
     relocation.moves_in = decision.state.epoch
 
 
-def drained(decision: Decision, member: Member, event: ev.SurvivorDrained) -> None:
+def aborted(decision: Decision, member: Member, event: ev.AbortCompleted) -> None:
     """Note what a survivor holds; end it if its rank moves."""
-    repair.drained(decision, member, event)
+    repair.aborted(decision, member, event)
     relocation = decision.state.relocation
     if relocation is None or relocation.moves_in != event.epoch or not _moves(relocation, member):
         return

@@ -1,4 +1,4 @@
-"""Repair of a loss: abort and drain the survivors, assign replacements, choose the version, restore, attach."""
+"""Repair of a loss: abort the survivors' steps, assign replacements, choose the version, restore, attach."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ UNCONNECTED = "communicators could not be built, but no worker was lost"
 _LONGEST_WAIT_S = 30.0
 """Between two tries to connect the same workers, or to fetch a state from the same node."""
 _M = MemberPhase
-_UNREPORTED = (_M.DRAINING, _M.RECALLED, _M.UNWINDING)
+_UNREPORTED = (_M.ABORTING, _M.RECALLED, _M.UNWINDING)
 """Phases of members that have yet to report what they hold."""
 
 
@@ -94,7 +94,7 @@ def _find_copies(decision: Decision, fallen: LostRank) -> None:
 def lost_after_release(decision: Decision, fallen: Sequence[LostRank], why: str) -> None:
     """Replace every rank at the last version, and have it run to its end again.
 
-    Survivors cannot be drained any more, since they have left the loop. No step is trained twice. What the script does
+    Steps cannot be aborted any more, since they have left the loop. No step is trained twice. What the script does
     after its loop is repeated, so this counts as a restart.
     """
     state = decision.state
@@ -177,14 +177,14 @@ def begin_epoch(decision: Decision, reason: str, what: str = "repairing") -> Non
 
 
 def recall(decision: Decision, member: Member) -> None:
-    """Order the member to drain towards this epoch, and forget what it reported in an older one."""
+    """Order the member to abort its step and enter this epoch, and forget what it reported in an older one."""
     if not member.replacement:  # what a replacement's rank holds is known: its dead owner left it
         decision.set_seat(member.held_rank, held=None)
     if do.AbortStep in MEMBER_TRANSITIONS[member.phase]:
         decision.order(do.AbortStep(member.worker, decision.state.epoch), stepped=False, finished=None)
 
 
-def drained(decision: Decision, member: Member, event: ev.SurvivorDrained) -> None:
+def aborted(decision: Decision, member: Member, event: ev.AbortCompleted) -> None:
     """Note what a survivor holds."""
     seat = decision.set_seat(member.held_rank, held=holders.held_by_survivor(event))
     if seat.copies or seat.asked:
@@ -198,7 +198,7 @@ def _note_completed(decision: Decision, completed: Version) -> None:
         repair.completed = completed
 
 
-def drain_failed(decision: Decision, event: ev.DrainFailed) -> None:
+def abort_failed(decision: Decision, event: ev.AbortFailed) -> None:
     """Order the survivor to run its script again, if it can and has not failed at that before; else end it."""
     member = decision.concerned(event)
     if member is None:
@@ -207,7 +207,7 @@ def drain_failed(decision: Decision, event: ev.DrainFailed) -> None:
         return  # that was ordered already
     if event.kind and member.rank is not None and weigh(decision, blame.evidence(decision.state, member, event)):
         return
-    why = f"its interrupted step could not be drained: {event.message}"
+    why = f"its interrupted step could not be aborted: {event.message}"
     if event.again and can_reenter(member) and event.blame is not Blame.DEVICE:
         reenter(decision, member, why)
     else:
@@ -243,12 +243,12 @@ def _avoid_device(decision: Decision, failed: Raise) -> None:
 
 
 def can_reenter(member: Member) -> bool:
-    """Tell whether a survivor that cannot be drained may run its script again, instead of being replaced.
+    """Tell whether a survivor whose step cannot be aborted may run its script again, instead of being replaced.
 
     One that got an injected fault may not: the user wants to see it replaced.
     """
     may_stay = member.injected_at is None and not (member.reentered or member.replacement)
-    return may_stay and member.phase in (_M.DRAINING, _M.RECALLED, _M.RESTORING)
+    return may_stay and member.phase in (_M.ABORTING, _M.RECALLED, _M.RESTORING)
 
 
 def reenter(decision: Decision, member: Member, why: str) -> None:
@@ -343,7 +343,7 @@ def _choose_version(decision: Decision) -> None:
         return
     held = [seat.held for seat in state.seats if seat.held is not None]
     resume = holders.newest_common(held)
-    repair.drained_at = decision.now
+    repair.aborted_at = decision.now
     if resume is None:
         lost = holders.describe_loss(state)
         why = f"{lost}no version is held by every rank, so the job cannot continue: {holders.describe(state.seats)}"
@@ -364,7 +364,7 @@ def _resume(decision: Decision) -> None:
     resume = decision.repair.resume
     if resume is None or decision.repair.fetch_again_at is not None:
         return
-    for member in decision.state.in_phase(_M.DRAINED, _M.REHEARSED):
+    for member in decision.state.in_phase(_M.ABORTED, _M.REHEARSED):
         seat = decision.state.seats[member.held_rank]
         source = holders.nearest(seat, member, resume) if member.replacement else None
         decision.order(do.ResumeFrom(member.worker, decision.state.epoch, resume, source))

@@ -37,7 +37,7 @@ class GroupApi(dist.ProcessGroup):
     # Mapped memory of a peer would be lost with the peer.
     supports_window = False
     new_window = _refusal("new_window")
-    # A drain is not an abort.
+    # The abort after a loss is not torch's, which ends the process.
     supports_abort_hooks = False
     register_abort_hook = unregister_abort_hook = _refusal("register_abort_hook")
     # The backends know of completion, and they change.

@@ -71,7 +71,7 @@ class DeviceBackend(Protocol):
         """End every collective, and free the host and the device from them. May wait for other communicators' aborts."""
 
     def release(self, communicator: Any) -> None:
-        """Free what an aborted communicator still has. Called when all aborts of the drain have returned."""
+        """Free what an aborted communicator still has. Called when all aborts of the epoch have returned."""
 
     def shut_down(self, communicator: Any) -> None:
         """Free a communicator whose collectives have ended, without harm to peers that still run theirs."""

@@ -1,4 +1,4 @@
-"""A group's communicator in one epoch, and the end of all communicators of a drain.
+"""A group's communicator in one epoch, and the end of all of an epoch's communicators.
 
 Libraries forbid an abort while another thread is inside one of their calls. So each call enters and leaves the channel, and
 an abort closes the channel, waits a limited time until no thread is inside, and aborts then.

@@ -24,7 +24,7 @@ from deadpool_run.worker.device.backend import GroupSpec
 
 SETTINGS = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",  # else the watchdog ends the process when a peer is lost
-    "TORCH_NCCL_ENABLE_MONITORING": "0",  # else a monitor ends the process while a drain takes its time
+    "TORCH_NCCL_ENABLE_MONITORING": "0",  # else a monitor ends the process while an abort takes its time
     "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",  # else a wait raises inside backward
     "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
     "TORCH_NCCL_PROPAGATE_ERROR": "0",

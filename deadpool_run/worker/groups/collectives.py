@@ -157,5 +157,5 @@ def answer(collective: Collective, parts: Parts, rank: int, size: int) -> None:
     try:
         collective.fake(parts, rank, size)
     except (RuntimeError, IndexError, TypeError, ValueError):
-        # Arguments that fit no collective, as in a drained step: all outputs become zeros.
+        # Arguments that fit no collective, as in an aborted step: all outputs become zeros.
         _zero(parts, rank, size)

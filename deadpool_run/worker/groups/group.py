@@ -187,7 +187,7 @@ class Group(GroupApi):
     start_coalescing = _start_coalescing
 
     def _end_coalescing(self, device: torch.device) -> Any:
-        """End what this thread has started, on the communicator on which it did, even if a drain began meanwhile."""
+        """End what this thread has started, on the communicator on which it did, even if an abort began meanwhile."""
         coalescing = self._coalescing
         started, inner = coalescing.started, coalescing.inner
         coalescing.started = coalescing.inner = None

@@ -60,7 +60,7 @@ class GroupOwner(ABC):
         self.device = device
         self.run_ahead = RunAhead(device)
         self.intact = True
-        """Whether the last step that the host has ended had ended on the device, too, when the drain began."""
+        """Whether the last step that the host has ended had ended on the device, too, when the abort began."""
         self.step_failed = False
         self.attempt = 0
         """Counts all steps that began, repeated ones too; 0 is set-up. A work belongs to the attempt that issued it."""
@@ -122,7 +122,7 @@ class GroupOwner(ABC):
         self._rank_entry.waited = next(self._waited)
 
     def _reset_counts(self) -> None:
-        """Reset both counts: a drain leaves collectives that were issued and never completed."""
+        """Reset both counts: an abort leaves collectives that were issued and never completed."""
         self._issued, self._waited = itertools.count(1), itertools.count(1)
         self._rank_entry.issued = self._rank_entry.waited = 0
 
@@ -157,7 +157,7 @@ class GroupOwner(ABC):
         may_time_out: bool = False,
         device: DeviceBackend | None = None,
     ) -> None:
-        """Start a drain if `error` is the failure of a peer, else raise it. `may_time_out`: a timeout is the user's error.
+        """Start an abort if `error` is the failure of a peer, else raise it. `may_time_out`: a timeout is the user's error.
 
         `attempt`: see `note_fake`. `device` has raised the error; None: Gloo. A failure on communicators of an older generation
         says nothing about the present ones.
@@ -165,7 +165,7 @@ class GroupOwner(ABC):
 
     @abstractmethod
     def find_failure(self) -> bool:
-        """Start a drain if the device's library has found a failure by itself; return whether groups on the device are drained."""
+        """Start an abort if the device's library has found a failure by itself; return whether groups on the device are aborted."""
 
     @abstractmethod
     def connect_host(self, group: Any, epoch: EpochGroup) -> ProcessGroup | None:

@@ -1,6 +1,6 @@
-"""The registry of this process's groups. They attach, drain and attach again together, while the script keeps using them.
+"""The registry of this process's groups. They attach, abort and attach again together, while the script keeps using them.
 
-States: REHEARSING (a replacement: results are fake or from the transcript) -> ATTACHED -> DRAINING (a member was lost:
+States: REHEARSING (a replacement: results are fake or from the transcript) -> ATTACHED -> ABORTED (a member was lost:
 results are fake, nothing blocks, nothing raises) -> ATTACHED in the next epoch.
 """
 
@@ -41,7 +41,7 @@ class GroupState(Enum):
 
     REHEARSING = "rehearsing"
     ATTACHED = "attached"
-    DRAINING = "draining"
+    ABORTED = "aborted"
 
 
 class Registry(GroupOwner):
@@ -77,7 +77,7 @@ class Registry(GroupOwner):
 
     @contextmanager
     def answered_by(self, group: Group, transcript: Transcript) -> Iterator[None]:
-        """Answer the group's collectives from the transcript; a drain that begins meanwhile stays in force."""
+        """Answer the group's collectives from the transcript; an abort that begins meanwhile stays in force."""
         with self._lock:
             before = self.state, self.playback, self.step_failed
             group.inner = None
@@ -90,7 +90,7 @@ class Registry(GroupOwner):
                 self.step_failed = step_failed or self.state is not state
                 group.uncover()
 
-    # --- draining --------------------------------------------------------------------------------------------------
+    # --- abort -----------------------------------------------------------------------------------------------------
 
     def abort(self) -> None:
         """End every collective now, and give later ones fake results; make a running `attach` raise, within milliseconds.
@@ -100,7 +100,7 @@ class Registry(GroupOwner):
         with self._lock:
             if self._connecting is not None:
                 self._connecting.cancel(_LOST_MEANWHILE)
-            self._drain()
+            self._abort_groups()
 
     def failed(  # noqa: PLR0913 - see there
         self,
@@ -120,7 +120,7 @@ class Registry(GroupOwner):
                 if first:
                     if not is_peer_failure(error) or (may_time_out and not gloo.is_broken(error)):
                         raise error
-                    self._drain()
+                    self._abort_groups()
             if first:
                 self.on_failure(f"{what}: {error}")
             try:
@@ -130,10 +130,10 @@ class Registry(GroupOwner):
         finally:
             del error  # see `GuardedWork._fail`
 
-    def _drain(self) -> None:
+    def _abort_groups(self) -> None:
         if self.state is not GroupState.ATTACHED:
             return
-        self.state = GroupState.DRAINING
+        self.state = GroupState.ABORTED
         detached = [epoch for group in self.groups if (epoch := group.detach()) is not None]
         self._end_host_mesh()
         self._retire(detached)
@@ -147,19 +147,19 @@ class Registry(GroupOwner):
             mesh.end(_LOST_MEANWHILE)
 
     def find_failure(self) -> bool:
-        """Start a drain if the device's library has found a failure by itself: such a collective ends, and leaves garbage.
+        """Start an abort if the device's library has found a failure by itself: such a collective ends, and leaves garbage.
 
-        Return whether groups on the device are drained. Any thread.
+        Return whether groups on the device are aborted. Any thread.
         """
         device = self.device
         if device is None or self.state is not GroupState.ATTACHED:
-            return device is not None and self.state is GroupState.DRAINING
+            return device is not None and self.state is GroupState.ABORTED
         for group in list(self.groups):
             channel = group.channel
             if channel is not None and (found := device.failure(channel.communicator)):
                 with self._lock:
                     first = group.channel is channel
-                    self._drain()
+                    self._abort_groups()
                     self.intact = False  # it may have been the last step's
                 if first:
                     self.on_failure(f"{device.name} reports {found} of the group {group.group_name!r}")
@@ -181,9 +181,9 @@ class Registry(GroupOwner):
             self._aborts.append(quiesce(self.device, channels))
 
     def _free_retired(self, timeout_s: float) -> str:
-        """Drain, and free the communicators of all past epochs; return what could not be ended on the device in time."""
+        """Abort, and free the communicators of all past epochs; return what could not be ended on the device in time."""
         with self._lock:
-            self._drain()
+            self._abort_groups()
         for group in self.groups:  # before the wait for an abort, which waits for them
             group.close_coalescing()
         if unended := self._wait_aborted(time.monotonic() + timeout_s):
@@ -212,7 +212,7 @@ class Registry(GroupOwner):
         timeout: timedelta,
         cancelled: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Connect every group with its peers, under store keys that begin with `prefix`, and leave the drain.
+        """Connect every group with its peers, under store keys that begin with `prefix`, and end the abort.
 
         `store` is the same object as the last time, unless the store has moved. `cancelled` is read once, when `abort` can
         already interrupt this, so that no loss is missed. On `AttachError` the groups stay fake.
@@ -331,14 +331,14 @@ class Registry(GroupOwner):
             if inner is not None and self.state is GroupState.ATTACHED:
                 self._add_host(spec, inner)
                 group.attach(inner, self.generation)
-            elif inner is not None:  # a drain began meanwhile
+            elif inner is not None:  # an abort began meanwhile
                 self._retire([inner])
         return group
 
     def _connect_one(self, spec: GroupSpec, *, world: bool) -> connect.EpochGroup | None:
-        """Connect a new group in the current epoch; None if a peer was lost, which starts a drain.
+        """Connect a new group in the current epoch; None if a peer was lost, which starts an abort.
 
-        Raises `AttachError` for the world's own group: without it there is nothing to drain.
+        Raises `AttachError` for the world's own group: without it no step can go on.
         """
         assert self._rendezvous is not None
         host = self._host_used if world else self.device is None  # members of a new group may differ in what they know
@@ -356,11 +356,11 @@ class Registry(GroupOwner):
         return inner
 
     def _lost(self, why: str, is_of_this_epoch: Callable[[], bool] = lambda: True) -> None:
-        """Start a drain, because communicators could not be connected."""
+        """Start an abort, because communicators could not be connected."""
         with self._lock:
             first = self.state is GroupState.ATTACHED and is_of_this_epoch()
             if first:
-                self._drain()
+                self._abort_groups()
         if first:
             self.on_failure(why)
         self.note_fake(why)
@@ -375,7 +375,7 @@ class Registry(GroupOwner):
             if inner is not None and self._host_mesh is not None:
                 self._host_mesh.remove(inner)
             if channel is not None:
-                self._leaving.append(channel)  # until it has ended, a drain can still abort it
+                self._leaving.append(channel)  # until it has ended, it can still be aborted
         if channel is not None:
             assert self.device is not None
             shut_down(self.device, [channel]).wait(time.monotonic() + group.spec.timeout.total_seconds())

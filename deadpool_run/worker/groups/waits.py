@@ -1,4 +1,4 @@
-"""Waits in Gloo: threads that block in place of the caller, and the cancellation of waits after a drain.
+"""Waits in Gloo: threads that block in place of the caller, and the cancellation of waits after an abort.
 
 Gloo forgets a send or receive whose connection breaks in the middle of a message. Its wait then ends only at the
 operation's own timeout, and nothing can end it earlier.
@@ -64,7 +64,7 @@ class WaitThreads:
 class WaitCancellation:
     """Cancels the waits of a generation of communicators, once its grace period is over. Thread-safe.
 
-    At most one thread sleeps for all grace periods together, however fast drains follow one another.
+    At most one thread sleeps for all grace periods together, however fast aborts follow one another.
     """
 
     def __init__(self, threads: WaitThreads) -> None:

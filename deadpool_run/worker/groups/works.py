@@ -19,7 +19,7 @@ _SLICE = timedelta(milliseconds=20)
 
 
 class GuardedWork(dist.Work):
-    """A Gloo collective. If a peer fails, it starts a drain instead of raising, and its outputs are the fake result.
+    """A Gloo collective. If a peer fails, it starts an abort instead of raising, and its outputs are the fake result.
 
     A failure of the script's own is raised. Only the caller keeps the work alive, and its future until that is complete.
     """
@@ -60,7 +60,7 @@ class GuardedWork(dist.Work):
         self.wait()
 
     def _await(self, timeout: timedelta | None) -> bool:
-        """Wait in Gloo, in slices; return False if a drain cancelled the wait before Gloo ended it."""
+        """Wait in Gloo, in slices; return False if an abort cancelled the wait before Gloo ended it."""
         work, registry = self._work, self._group.registry
         deadline = time.monotonic() + timeout.total_seconds() if timeout else None  # C++ passes zero for none
         while True:
@@ -84,7 +84,7 @@ class GuardedWork(dist.Work):
         return self._settled or bool(self._work.is_completed())
 
     def is_success(self) -> bool:
-        """Whether it ended without an error of the script; a drained collective counts as success."""
+        """Whether it ended without an error of the script; an aborted collective counts as success."""
         return self._failed or bool(self._work.is_success())
 
     def exception(self) -> Any:
@@ -135,7 +135,7 @@ class GuardedWork(dist.Work):
             record(self._collective.outputs(self._parts), source)
 
     def _fail(self, error: RuntimeError) -> None:
-        """Start a drain, or raise the error if it is the script's."""
+        """Start an abort, or raise the error if it is the script's."""
         if self._settled:
             return
         try:
@@ -161,7 +161,7 @@ class GuardedWork(dist.Work):
 
 
 class _GuardedFuture:
-    """The future of a guarded work, completed once: by Gloo's future, or by the drain if that never completes."""
+    """The future of a guarded work, completed once: by Gloo's future, or by the abort if that never completes."""
 
     def __init__(self, work: GuardedWork) -> None:
         self.future: Future[Any] = Future()
@@ -195,7 +195,7 @@ class _GuardedFuture:
 class ThreadedWork(GuardedWork):
     """A Gloo work that another thread waits for, because a wait in slices is impossible.
 
-    For a send or receive the end of a slice is a failed connection; a reduce-scatter ignores timeouts. If a drain leaves the
+    For a send or receive the end of a slice is a failed connection; a reduce-scatter ignores timeouts. If an abort leaves the
     thread stuck, it holds only this operation.
     """
 

@@ -62,7 +62,7 @@ class RepairParticipant:
         self._link = session.link
         self._epoch = session.epoch  # attached to; of a replacement: to join
         self._live: Version | None = None  # the version that the live objects hold, if any
-        self._failure: ev.DrainFailed | None = None  # of this run of the script
+        self._failure: ev.AbortFailed | None = None  # of this run of the script
         self._rehearsal = Rehearsal()
         self._first_of_epoch = False
         self._take_rank_entry()
@@ -132,7 +132,7 @@ class RepairParticipant:
     def interrupted(self) -> bool:
         """Whether a peer was lost, and this member has not been repaired since."""
         return not self.rehearsing and (
-            self._link.orders.epoch > self._epoch or self.registry.state is GroupState.DRAINING
+            self._link.orders.epoch > self._epoch or self.registry.state is GroupState.ABORTED
         )
 
     def refuse(self, why: str, kind: type[RefusedError] = RefusedError) -> NoReturn:
@@ -171,10 +171,10 @@ class RepairParticipant:
 
     def _report_failure(self, why: str | BaseException) -> None:
         if isinstance(why, str):
-            self._failure = ev.DrainFailed(THIS_WORKER, self._epoch, why)
+            self._failure = ev.AbortFailed(THIS_WORKER, self._epoch, why)
         else:
             kind, error = type(why).__name__, clipped(str(why))
-            self._failure = ev.DrainFailed(
+            self._failure = ev.AbortFailed(
                 THIS_WORKER,
                 self._epoch,
                 f"{kind}: {error}",
@@ -210,8 +210,8 @@ class RepairParticipant:
     # --- the repair ----------------------------------------------------------------------------------------------
 
     def repair(self) -> None:
-        """Take part in the repair, drained, until this member is attached again."""
-        self._rank_entry.phase = Phase.DRAINED
+        """Take part in the repair, outside of the step, until this member is attached again."""
+        self._rank_entry.phase = Phase.ABORTED
         if not self.registry.intact:
             self._live = None  # the device had not ended the last completed step
         self._negotiate(self._link.orders.wait_newer(self._epoch), has_state=True)
@@ -335,7 +335,7 @@ class RepairParticipant:
             if has_state:
                 self.snapshots.wait()
                 self._link.send(
-                    ev.SurvivorDrained(THIS_WORKER, epoch, self.completed, self._live, tuple(self.snapshots.held()))
+                    ev.AbortCompleted(THIS_WORKER, epoch, self.completed, self._live, tuple(self.snapshots.held()))
                 )
             else:
                 self._link.send(ev.ReplacementRehearsed(THIS_WORKER, epoch))

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from deadpool_run.core.effects import AbortStep, LimitSteps, ReleaseWorker, ResumeFrom, SetCaptureInterval
-from deadpool_run.core.events import DrainFailed, StepsLimited
+from deadpool_run.core.events import AbortFailed, StepsLimited
 from deadpool_run.errors import ProtocolError, RunLeft
 from deadpool_run.ids import Epoch, Version
 from deadpool_run.wire.messages import (
@@ -297,7 +297,7 @@ class AgentLink:
             case Dismiss() if self.preparing is not None:
                 os._exit(0)
             case RunAgain(epoch=epoch) if not self.reentrant:
-                self.send(DrainFailed(THIS_WORKER, epoch, "its process cannot run the script again"))
+                self.send(AbortFailed(THIS_WORKER, epoch, "its process cannot run the script again"))
             case RunAgain() | ResumeFrom() | Attach() | ReleaseWorker() | Stop():
                 self.orders.put(message)
             case LimitSteps(epoch=epoch):

@@ -90,7 +90,7 @@ def _execute(argv: list[str], fds: list[int]) -> NoReturn:
 
 
 def _run(mode: str, target: str, copy: str, worker: session.Session) -> bool:
-    """Run the script; False if it has to run again, because its interrupted step could not be drained."""
+    """Run the script; False if it has to run again, because its interrupted step could not be aborted."""
     ours = sys.modules["__main__"]
     try:
         if worker.replacement or worker.resume >= 0:

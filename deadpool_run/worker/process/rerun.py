@@ -1,4 +1,4 @@
-"""Runs the script again from the top in the same process, when its interrupted step could not be drained.
+"""Runs the script again from the top in the same process, when its interrupted step could not be aborted.
 
 The process's state is saved before a run and restored after it, as far as a process can: threads, `atexit` handlers and
 changes to libraries survive (docs/how-recovery-works.md).

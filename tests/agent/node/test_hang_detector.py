@@ -306,7 +306,7 @@ def test_the_status_page_is_judged_only_while_every_rank_is_in_its_loop(status_p
     assert sights_of(coordinator.new_state(SETTINGS), status_page) == ()
     status_page.rank_entries[
         2
-    ].phase = Phase.DRAINED  # a collective of it failed by itself: the core waits for news of a loss
+    ].phase = Phase.ABORTED  # a collective of it failed by itself: the core waits for news of a loss
     assert sights_of(core.state, status_page) == ()
     status_page.rank_entries[2].phase = Phase.FINISHED
     assert len(sights_of(core.state, status_page)) == 3
@@ -333,11 +333,11 @@ def test_what_is_told_of_a_hang_kills_its_worker_and_only_once(status_page):
 def test_a_rank_that_is_stopped_as_a_repair_begins_is_ended_by_the_repairs_own_timeouts(status_page):
     core = Core()
     core.tell(ev.WorkerExited(WorkerId(1), None, 9, (Version(5),)))
-    core.tell(ev.SurvivorDrained(WorkerId(0), Epoch(2), Version(5), Version(5), (Version(5),)))
+    core.tell(ev.AbortCompleted(WorkerId(0), Epoch(2), Version(5), Version(5), (Version(5),)))
     assert sights_of(core.state, status_page) == (), "not a matter of health"
-    core.now = SETTINGS.drain_timeout_s - 1
+    core.now = SETTINGS.abort_timeout_s - 1
     assert core.tell(ev.TimeAdvanced()) == []
-    core.now = SETTINGS.drain_timeout_s
+    core.now = SETTINGS.abort_timeout_s
     core.tell(ev.TimeAdvanced())
     assert core.state.members[WorkerId(2)].phase is MemberPhase.UNWINDING, "it is told to run its script again"
     core.now += UNWIND_S

@@ -13,7 +13,7 @@ INCIDENT = Incident(
     resumed=Version(57),
     steps_repeated=0,
     detected_s=0.002,
-    drained_s=0.032,
+    aborted_s=0.032,
     promoted_s=0.001,
     rehearsed_s=0.152,
     restored_s=0.172,
@@ -25,7 +25,7 @@ INCIDENT = Incident(
 def test_an_incident_is_one_line_whose_parts_sum_up():
     assert incident_line(INCIDENT) == (
         "rank 1 (killed by SIGKILL, injected) goes from worker 1 to spare worker 4: detected 2 ms, promoted 1, "
-        "drained 31, rehearsed 120, restored 20, attached 9, first step 60, total 243 ms; "
+        "aborted 31, rehearsed 120, restored 20, attached 9, first step 60, total 243 ms; "
         "resumed at step 57, 0 steps repeated"
     )
 
@@ -47,5 +47,5 @@ def test_a_rank_that_was_lost_again_in_the_repair_is_named_once():
 def test_an_incident_of_two_losses_that_nobody_injected():
     other = replace(LOSS, rank=Rank(2), cause="exited with code 1", injected=False, from_spare=False)
     line = incident_line(replace(INCIDENT, losses=(LOSS, other), detected_s=None, steps_repeated=1))
-    assert "; rank 2 (exited with code 1) goes from worker 1 to fresh worker 4: promoted 1 ms, drained 31," in line
+    assert "; rank 2 (exited with code 1) goes from worker 1 to fresh worker 4: promoted 1 ms, aborted 31," in line
     assert line.endswith("total 241 ms; resumed at step 57, 1 step repeated")

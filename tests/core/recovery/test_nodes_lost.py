@@ -63,7 +63,7 @@ class Job:
                 yield (
                     ev.ReplacementRehearsed(worker, epoch)
                     if replacement
-                    else ev.SurvivorDrained(worker, epoch, 5, 5, (4, 5))
+                    else ev.AbortCompleted(worker, epoch, 5, 5, (4, 5))
                 )
             case do.ReportReplicas(node, rank, epoch):
                 yield ev.ReplicasReported(node, rank, epoch, (4, 5))

@@ -1,4 +1,4 @@
-"""Scripts that cannot be drained: what they do when a collective's answer is empty, because a peer was lost.
+"""Scripts whose steps cannot be aborted: what they do when a collective's answer is empty, because a peer was lost.
 
 Each step begins with two collectives of all ranks. A rank that dies between them (`at=counted`) leaves all others, which
 have begun the step, with an empty answer to the second. None of it leaves a trace while nobody is lost.

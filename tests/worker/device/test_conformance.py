@@ -205,7 +205,7 @@ def connecting(member, kind):
     taken = time.monotonic() - began
     thread.join()
     lost.set()
-    assert registry.state is GroupState.DRAINING
+    assert registry.state is GroupState.ABORTED
     member.meet("freed")
     device.fake.slow_connect = lambda: None
     registry.attach(member.store, "e3", TIMEOUT)
@@ -252,7 +252,7 @@ def recovers_often(member, kind):
     for epoch in range(2, 8):
         tensor = device.full(1, 1 << 12)
         tensors.append(weakref.ref(tensor))
-        dist.all_reduce(tensor, async_op=True)  # nobody waits for it, as after a drain
+        dist.all_reduce(tensor, async_op=True)  # nobody waits for it, as after an abort
         del tensor
         member.meet(f"issued{epoch}")
         member.registry.abort()
@@ -351,7 +351,7 @@ def destroys(member, kind):
             dist.destroy_process_group(group)
     device.check()
     member.meet("destroyed")
-    return member.registry.state is GroupState.DRAINING
+    return member.registry.state is GroupState.ABORTED
 
 
 @on_both

@@ -28,8 +28,8 @@ def finds_an_error(member, kind):
     device.fake.communicators[0].fail("COMM_ERROR")
     dist.all_reduce(device.full(1), async_op=True)
     assert member.registry.find_failure()
-    assert member.registry.find_failure(), "it is drained"
-    assert (member.registry.state, member.registry.intact) == (GroupState.DRAINING, False)
+    assert member.registry.find_failure(), "its groups are aborted"
+    assert (member.registry.state, member.registry.intact) == (GroupState.ABORTED, False)
     assert member.registry.step_failed
     member.meet("found")
     member.registry.attach(member.store, "e2", TIMEOUT)
@@ -58,7 +58,7 @@ def waits_after_an_error(member, kind):
     state, failed = member.registry.state, member.registry.step_failed
     member.meet("waited")
     device.check()
-    return state is GroupState.DRAINING, failed, member.failures
+    return state is GroupState.ABORTED, failed, member.failures
 
 
 def test_a_wait_after_an_error_of_the_library_starts_a_repair(make_world):
@@ -67,7 +67,7 @@ def test_a_wait_after_an_error_of_the_library_starts_a_repair(make_world):
 
 
 def errs(member, kind, text):
-    """Return how often the collective ran, what it raised, and whether the groups are drained."""
+    """Return how often the collective ran, what it raised, and whether the groups are aborted."""
     device = Device(kind, member)
     member.start()
     member.registry.begin_step()
@@ -86,7 +86,7 @@ def errs(member, kind, text):
     state, failed = member.registry.state, member.registry.step_failed
     member.meet("over")
     device.check()
-    return raised, state is GroupState.DRAINING, failed, bool(member.failures)
+    return raised, state is GroupState.ABORTED, failed, bool(member.failures)
 
 
 def test_an_error_of_the_script_is_raised_and_one_of_a_peer_starts_a_repair(make_world):

@@ -191,7 +191,7 @@ def is_lost_meanwhile(member, kind):
     got += reduced(device)[:1]
     device.check()
     registry.shut_down()
-    return got, member.failures, registry.state is GroupState.DRAINING
+    return got, member.failures, registry.state is GroupState.ABORTED
 
 
 def test_a_loss_frees_a_rank_that_waits_for_gloo_and_the_next_attach_connects_it(make_world):
@@ -224,7 +224,7 @@ def cannot_connect(member, kind):
 def test_gloo_that_cannot_connect_starts_a_repair(make_world):
     first, second = run(make_world, "fake", cannot_connect)
     why = "group '0': Gloo could not be connected: communicators could not be connected: no route to host"
-    assert first == (3.0, GroupState.DRAINING, True, [why], 6.0)
+    assert first == (3.0, GroupState.ABORTED, True, [why], 6.0)
     assert second == (None, GroupState.ATTACHED, False, [], 6.0)
 
 

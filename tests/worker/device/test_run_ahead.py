@@ -78,7 +78,7 @@ def test_a_snapshot_is_of_what_the_device_has_written_by_the_end_of_its_step(slo
     ) == {7.0}
 
 
-def test_a_step_that_the_device_had_not_ended_when_a_drain_began_is_no_snapshot(slots, ahead):
+def test_a_step_that_the_device_had_not_ended_when_an_abort_began_is_no_snapshot(slots, ahead):
     model, release, interrupted = nn.Linear(4, 4), FakeEvent(), threading.Event()
     snapshots = slots.own(interrupted=interrupted.is_set)
     snapshots.protect("model", model)

@@ -22,7 +22,7 @@ def times_out(member, kind):
         work = dist.all_reduce(device.full(1), async_op=True)
         work.wait(timedelta(seconds=0.2))
         assert device.fake.communicators[0].aborted.is_set()
-        assert member.registry.state is GroupState.DRAINING
+        assert member.registry.state is GroupState.ABORTED
     member.meet("timed out")
     return len(member.failures)
 

@@ -94,7 +94,7 @@ def waits_for_a_missing_member(member):
     free_what_was_cut(member)
     before = threads()
     raised = leaves_after(0.2, member.registry.abort, member, member.store, LONG)
-    assert member.registry.state is GroupState.DRAINING
+    assert member.registry.state is GroupState.ABORTED
     with pytest.raises(AttachError, match="did not connect"):
         member.registry.attach(member.store, "e3", timedelta(seconds=0.3))
     with pytest.raises(AttachError):

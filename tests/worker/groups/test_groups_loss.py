@@ -81,7 +81,7 @@ def loses_a_peer(member, name):
     BLOCKED[name](tensor)
     freed = time.monotonic()
     killed = float(member.store.get("killed"))
-    assert member.registry.state is GroupState.DRAINING
+    assert member.registry.state is GroupState.ABORTED
     assert member.registry.step_failed
     dist.all_reduce(tensor)  # fake
     dist.barrier()
@@ -261,9 +261,9 @@ def times_out(member):
     return seconds, member.registry.state, member.failures
 
 
-def test_a_time_out_of_the_users_starts_a_drain_and_is_not_that_of_attach(make_world):
+def test_a_time_out_of_the_users_starts_an_abort_and_is_not_that_of_attach(make_world):
     seconds, state, failures = make_world(2).run(times_out)[0]
     assert 0.5 < seconds[0] < 5
     assert seconds[1] < FREED_S
-    assert state is GroupState.DRAINING
+    assert state is GroupState.ABORTED
     assert len(failures) == 1

@@ -1,4 +1,4 @@
-"""A rank is killed inside a step; the others drain, a replacement takes its place, and training ends bit-equal."""
+"""A rank is killed inside a step; the others abort their steps, a replacement takes its place, and training ends bit-equal."""
 
 import hashlib
 import threading
@@ -101,7 +101,7 @@ def train(member, mode, kill):
             optimizer.zero_grad()
             for buffer, kept in zip(model.buffers(), buffers, strict=True):
                 buffer.data.copy_(kept)
-            assert registry.state is GroupState.DRAINING
+            assert registry.state is GroupState.ABORTED
             if member.rank == (kill + 1) % member.size:
                 tensors = [t.detach().clone() for t in state(model, optimizer)]
                 member.store.set("state", encode(tensors))

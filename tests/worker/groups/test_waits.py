@@ -1,4 +1,4 @@
-"""Giving up on what Gloo does not end: in the order of the drains, once each, and in one thread."""
+"""Giving up on what Gloo does not end: in the order of the aborts, once each, and in one thread."""
 
 import threading
 
@@ -39,7 +39,7 @@ def gives_up_in_order(member, count):
     return told, asked
 
 
-def test_many_drains_in_a_row_are_given_up_in_order_by_one_thread(make_world):
+def test_many_aborts_in_a_row_are_given_up_in_order_by_one_thread(make_world):
     (result,) = make_world(1).run(gives_up_in_order, 30)
     told, asked = result
     assert told == [(generation, generation) for generation in range(1, 31)] + [(1, 30)]
@@ -57,5 +57,5 @@ def again_after_a_rest(member):
     return cancellation.newest
 
 
-def test_a_drain_after_all_others_were_given_up_is_given_up_too(make_world):
+def test_an_abort_after_all_others_were_given_up_is_given_up_too(make_world):
     assert make_world(1).run(again_after_a_rest) == [2]
