@@ -103,12 +103,12 @@ def _advance(decision: Decision) -> None:
         restart.advance_restarting(decision)
     if state.phase is JobPhase.STARTING:
         restart.advance_starting(decision)
-    if state.phase is JobPhase.UNPROTECTED:
-        restart.advance_unprotected(decision)
+    if state.phase is JobPhase.SETTING_UP:
+        restart.advance_setup(decision)
     if state.phase is JobPhase.RUNNING:
         repair.report(decision)
         relocation.advance(decision)
-    if state.phase in (JobPhase.UNPROTECTED, JobPhase.RUNNING) and _every_rank_is_through(state):
+    if state.phase in (JobPhase.SETTING_UP, JobPhase.RUNNING) and _every_rank_is_through(state):
         shutdown.release(decision)
     if state.phase is JobPhase.REPAIRING:
         relocation.reopen(decision)

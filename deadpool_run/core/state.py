@@ -182,8 +182,8 @@ class State:
     """Some worker called `init()`."""
     warn_at: float | None = None
     """When to warn the user that this world is not protected yet; None if no warning is due."""
-    unprotected: bool = False
-    """This world has been unprotected for long, or may stay so. Without meaning once it is protected."""
+    overdue: bool = False
+    """This world should be protected by now, or may never be. Without meaning once it is protected."""
     entered: bool = False
     """Some worker of this world has entered its step loop."""
     bypassed: bool = False

@@ -182,8 +182,8 @@ def _of_job(settings: Settings, state: State) -> Iterator[Deadline]:
     ):
         if at is not None:
             yield Deadline(at, meet)
-    if state.phase is JobPhase.UNPROTECTED and state.warn_at is not None:
-        yield Deadline(state.warn_at, restart.unprotected)
+    if state.phase is JobPhase.SETTING_UP and state.warn_at is not None:
+        yield Deadline(state.warn_at, restart.overdue)
     if state.phase is JobPhase.STARTING:
         begin_at = placement.spares_due(settings, state)
         if len(state.nodes) < settings.nodes:
@@ -217,7 +217,7 @@ def _suspicion(decision: Decision) -> None:
     why = f"a collective of worker {suspicion.worker} failed, but no worker was lost: {suspicion.message}"
     if decision.state.phase in (JobPhase.RUNNING, JobPhase.REPAIRING):
         repair.retry(decision, why)
-    elif decision.state.phase is JobPhase.UNPROTECTED:
+    elif decision.state.phase is JobPhase.SETTING_UP:
         restart.restart(decision, why)
 
 

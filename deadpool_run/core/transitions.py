@@ -18,8 +18,8 @@ class JobPhase(StrEnum):
     """No job was submitted yet."""
     STARTING = "starting"
     """Workers start; none holds a rank."""
-    UNPROTECTED = "unprotected"
-    """Every rank is held, but set-up cannot be rehearsed yet: a loss starts the world again."""
+    SETTING_UP = "setting up"
+    """Every rank is held, and set-up or the first two steps are not complete: a loss starts the world again."""
     RUNNING = "running"
     """Every rank's worker is attached to this epoch: a loss is repaired in place."""
     REPAIRING = "repairing"
@@ -211,8 +211,8 @@ MEMBER_TRANSITIONS: Mapping[MemberPhase, dict[Trigger, MemberPhase]] = MappingPr
 JOB_TRANSITIONS: Mapping[JobPhase, frozenset[JobPhase]] = MappingProxyType(
     {
         _J.NEW: frozenset({_J.STARTING, _J.STOPPING}),
-        _J.STARTING: frozenset({_J.UNPROTECTED, _J.STOPPING}),
-        _J.UNPROTECTED: frozenset({_J.RUNNING, _J.RESTARTING, _J.FINISHING, _J.STOPPING}),
+        _J.STARTING: frozenset({_J.SETTING_UP, _J.STOPPING}),
+        _J.SETTING_UP: frozenset({_J.RUNNING, _J.RESTARTING, _J.FINISHING, _J.STOPPING}),
         _J.RUNNING: frozenset({_J.REPAIRING, _J.FINISHING, _J.STOPPING}),
         _J.REPAIRING: frozenset({_J.RUNNING, _J.RESTARTING, _J.STOPPING}),
         _J.RESTARTING: frozenset({_J.STARTING, _J.STOPPING}),

@@ -30,9 +30,9 @@ EXIT_CODES: Mapping[JobHealth, int] = {
 def health(status: Status) -> JobHealth:  # noqa: PLR0911 - one case for each
     """Return the health of the run."""
     match status.get("phase"):
-        case "unprotected" if status.get("unprotected"):
+        case "setting up" if status.get("unprotected_reason"):
             return JobHealth.UNPROTECTED
-        case "new" | "starting" | "unprotected":
+        case "new" | "starting" | "setting up":
             return JobHealth.STARTING
         case "repairing" | "restarting":
             return JobHealth.RECOVERING

@@ -18,7 +18,7 @@ _NS_PER_MS = 1e6
 
 def summary(state: State) -> dict[str, Any]:
     """Return the coordinator's part of the status object, without the ranks."""
-    is_unprotected = state.phase is JobPhase.UNPROTECTED and state.unprotected
+    is_unprotected = state.phase is JobPhase.SETTING_UP and state.overdue
     return {
         "phase": state.phase.value,
         "epoch": state.epoch,
@@ -39,7 +39,7 @@ def summary(state: State) -> dict[str, Any]:
         "nodes": list(_nodes(state)),
         "capture_interval": state.capture_interval,
         "resume": None if state.repair is None or state.phase is not JobPhase.REPAIRING else state.repair.resume,
-        "unprotected": ": ".join(restart.describe_unprotected(state)) if is_unprotected else "",
+        "unprotected_reason": ": ".join(restart.why_unprotected(state)) if is_unprotected else "",
         "incidents": msgspec.to_builtins(state.incidents[-INCIDENTS_SHOWN:]),
         "draining": _draining(state),
         "reason": state.reason,

@@ -38,7 +38,7 @@ def outline(settings: Settings, nodes: Sequence[NodeRecord]) -> Iterator[str]:
 def begun(settings: Settings, nodes: Sequence[NodeRecord]) -> State:
     """Return the state of a world that starts on these nodes: nodes, and as far as they suffice seats and buddies."""
     state = State(
-        phase=JobPhase.UNPROTECTED,
+        phase=JobPhase.SETTING_UP,
         capture_interval=settings.capture_interval,
         seats=tuple(_seats(settings, placement.in_order(nodes))),
         nodes={node.node: node for node in nodes},

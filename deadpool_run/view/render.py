@@ -84,7 +84,7 @@ def _why(status: Status) -> str:
     how = health(status)
     if how in {JobHealth.HEALTHY, JobHealth.STARTING}:
         return ""
-    return str(status.get("unprotected" if how is JobHealth.UNPROTECTED else "reason") or "")
+    return str(status.get("unprotected_reason" if how is JobHealth.UNPROTECTED else "reason") or "")
 
 
 def _job_line(status: Status, now: datetime) -> Text:

@@ -309,7 +309,7 @@ def test_kill_rank_waits_for_a_step_and_a_phase(live):
 
 
 def test_a_job_that_is_not_protected_is_only_hurt_with_yes(live):
-    live.shown = {**live.shown, "phase": "unprotected"}
+    live.shown = {**live.shown, "phase": "setting up"}
     line = ("kill-rank", "1", "--run-dir", str(live.run_dir))
     refused = deadpool(*line)
     assert (refused.returncode, "or add --yes" in refused.stderr, live.events) == (1, True, [])

@@ -35,16 +35,16 @@ def test_an_unmanaged_script_is_shown_as_running():
     assert [rank["phase"] for rank in run(*START, "init w0")["ranks"]] == ["setting up", "setting up"]
 
 
-def test_a_world_that_is_unprotected_for_long_says_why():
-    assert run(*START)["unprotected"] == run(*START, "tick 59s")["unprotected"] == ""
-    assert "has not called deadpool_run.init()" in run(*START, "tick 60s")["unprotected"]
-    assert "no rank has entered job.steps()" in run(*START, "init w0", "tick 60s")["unprotected"]
-    assert "first two steps" in run(*START, "setup w0 w1", "tick 60s")["unprotected"]
-    assert run(*START, "tick 60s", "setup w0 w1", "seal w0 w1")["unprotected"] == ""
+def test_a_world_whose_protection_is_overdue_says_why():
+    assert run(*START)["unprotected_reason"] == run(*START, "tick 59s")["unprotected_reason"] == ""
+    assert "has not called deadpool_run.init()" in run(*START, "tick 60s")["unprotected_reason"]
+    assert "no rank has entered job.steps()" in run(*START, "init w0", "tick 60s")["unprotected_reason"]
+    assert "first two steps" in run(*START, "setup w0 w1", "tick 60s")["unprotected_reason"]
+    assert run(*START, "tick 60s", "setup w0 w1", "seal w0 w1")["unprotected_reason"] == ""
 
 
 def test_a_loop_outside_the_librarys_is_told_at_once():
-    text = run(*START, "init w0 w1", "bypass w1")["unprotected"]
+    text = run(*START, "init w0 w1", "bypass w1")["unprotected_reason"]
     assert text.startswith("the script trains outside job.steps()")
     assert "for step in job.steps(N):" in text
 

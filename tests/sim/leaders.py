@@ -269,7 +269,7 @@ class Cluster:
         if self.bare or not leader.decides() or self.clock.now - self.troubled_at < BOUND_S:
             return
         enough = len(leader.state.nodes) >= self.settings.nodes
-        at_work = (JobPhase.UNPROTECTED, JobPhase.RUNNING, JobPhase.FINISHING)
+        at_work = (JobPhase.SETTING_UP, JobPhase.RUNNING, JobPhase.FINISHING)
         assert leader.state.phase in at_work or not enough, f"still {leader.state.phase}"
 
     def check_fenced(self) -> None:

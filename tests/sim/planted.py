@@ -143,13 +143,13 @@ def a_remote_snapshot_counts_as_local(patch):
 
 
 def the_job_is_protected_before_the_first_copies(patch):
-    honest = restart.advance_unprotected
+    honest = restart.advance_setup
 
-    def advance_unprotected(decision):
+    def advance_setup(decision):
         decision.state.committed = True
         honest(decision)
 
-    patch.setattr(restart, "advance_unprotected", advance_unprotected)
+    patch.setattr(restart, "advance_setup", advance_setup)
 
 
 def an_unwound_ranks_versions_are_assumed(patch):

@@ -233,7 +233,7 @@ class Simulation:
 
     def check_hangs(self) -> None:
         """Report hung workers, as the agent's hang detector does."""
-        if self.state.phase in (JobPhase.UNPROTECTED, JobPhase.RUNNING, JobPhase.FINISHING):
+        if self.state.phase in (JobPhase.SETTING_UP, JobPhase.RUNNING, JobPhase.FINISHING):
             for worker in list(self.workers.values()):
                 if worker.alive and worker.frozen and worker.number in self.ranks:
                     self.tell(ev.WorkerHung(worker.number, "no progress"))
@@ -242,7 +242,7 @@ class Simulation:
     # --- faults --------------------------------------------------------------------------------------------------
 
     def inject(self, fault: Fault) -> None:
-        if fault.kind == AT_ONCE and self.state.phase in (JobPhase.STARTING, JobPhase.UNPROTECTED):
+        if fault.kind == AT_ONCE and self.state.phase in (JobPhase.STARTING, JobPhase.SETTING_UP):
             self.clock.after(0.005, lambda: self.inject(fault))
             return
         alive = [w for w in self.workers.values() if w.alive and not w.frozen and not w.raising]
@@ -305,7 +305,7 @@ class Simulation:
     def strike(self, fault: Fault, worker: Worker) -> None:
         if fault.kind.endswith("parked"):
             self.parked_faults += 1
-        elif self.state.phase in (JobPhase.UNPROTECTED, JobPhase.FINISHING) or worker.mode is Mode.FINISHED:
+        elif self.state.phase in (JobPhase.SETTING_UP, JobPhase.FINISHING) or worker.mode is Mode.FINISHED:
             self.setup_faults += 1
         self.rank_faults += 1
         match fault.kind:
@@ -364,7 +364,7 @@ class Simulation:
             return  # a spare that may take the rank is replaced if it is not ready by then
         if len(self.state.nodes) < self.settings.nodes:
             return  # it waits for a node, or stops: check_end checks the reason
-        assert phase in (JobPhase.UNPROTECTED, JobPhase.RUNNING, JobPhase.FINISHING), f"still {phase} after {quiet:g} s"
+        assert phase in (JobPhase.SETTING_UP, JobPhase.RUNNING, JobPhase.FINISHING), f"still {phase} after {quiet:g} s"
         ready = len(self.state.in_phase(MemberPhase.READY, MemberPhase.PREPARING))
         crashing = any(places.is_crashing(self.state, node, self.clock.now) for node in self.state.nodes)
         if phase is JobPhase.RUNNING and not crashing:

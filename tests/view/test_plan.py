@@ -33,7 +33,7 @@ def led(settings, present):
             if type(effect).__name__ == "StartWorker"
             for fact in (ev.WorkerStarted(effect.worker, 1), ev.WorkerReady(effect.worker))
         ]
-    assert state.phase is JobPhase.UNPROTECTED
+    assert state.phase is JobPhase.SETTING_UP
     return state
 
 

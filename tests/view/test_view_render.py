@@ -81,9 +81,9 @@ def words_of(text):
     [
         ({}, JobHealth.HEALTHY, 0),
         ({"phase": "starting", "spares": []}, JobHealth.STARTING, 0),
-        ({"phase": "unprotected", "spares": []}, JobHealth.STARTING, 0),
-        ({"phase": "unprotected", "unprotected": ""}, JobHealth.STARTING, 0),
-        ({"phase": "unprotected", "unprotected": "no init()"}, JobHealth.UNPROTECTED, 3),
+        ({"phase": "setting up", "spares": []}, JobHealth.STARTING, 0),
+        ({"phase": "setting up", "unprotected_reason": ""}, JobHealth.STARTING, 0),
+        ({"phase": "setting up", "unprotected_reason": "no init()"}, JobHealth.UNPROTECTED, 3),
         ({"phase": "finishing", "spares": []}, JobHealth.HEALTHY, 0),
         ({"phase": "repairing"}, JobHealth.RECOVERING, 3),
         ({"phase": "restarting"}, JobHealth.RECOVERING, 3),
@@ -132,16 +132,18 @@ def test_trouble_is_named_with_its_reason():
 
 
 def test_an_unprotected_job_says_why_and_how_that_is_mended():
-    text = to_plain(status(phase="unprotected", unprotected="outside job.steps(): write it so", reason="other"), NOW)
-    assert "unprotected " in text.splitlines()[0]
+    text = to_plain(
+        status(phase="setting up", unprotected_reason="outside job.steps(): write it so", reason="other"), NOW
+    )
+    assert "setting up (unprotected)" in text.splitlines()[0]
     assert text.splitlines()[1].strip() == "outside job.steps(): write it so"
-    assert json.loads(to_json(status(phase="unprotected", unprotected="x"), NOW))["health"] == "unprotected"
+    assert json.loads(to_json(status(phase="setting up", unprotected_reason="x"), NOW))["health"] == "unprotected"
 
 
 def test_a_young_job_is_starting():
-    young = status(phase="unprotected", unprotected="", reason="every rank has a worker")
+    young = status(phase="setting up", unprotected_reason="", reason="every rank has a worker")
     first, second, *_ = to_plain(young, NOW).splitlines()
-    assert "unprotected (starting)" in first
+    assert "setting up (starting)" in first
     assert not second
 
 

@@ -38,7 +38,7 @@ from deadpool_run.wire import peers
 from deadpool_run.wire.stores import CallersIdentified, IdentifyCallers
 
 _EXIT_LAUNCH_FAILED = 1
-_MOVED_IN = frozenset({JobPhase.UNPROTECTED, JobPhase.RUNNING, JobPhase.FINISHING})
+_MOVED_IN = frozenset({JobPhase.SETTING_UP, JobPhase.RUNNING, JobPhase.FINISHING})
 
 
 class Leader:
@@ -358,7 +358,7 @@ class Leader:
         if self.followers is not None:
             self.followers.decided()
         self.durable.decided()
-        if self.state.phase is JobPhase.UNPROTECTED and not self._plan_printed:
+        if self.state.phase is JobPhase.SETTING_UP and not self._plan_printed:
             self._plan_printed = True
             for line in outline(self._spec.settings, tuple(self.state.nodes.values())):
                 tell(line)

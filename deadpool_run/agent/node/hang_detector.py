@@ -17,7 +17,7 @@ LOOKS = 4
 """Looks per timeout. Looks are counted, not timed: while this process is suspended, the workers are too."""
 _IN_LOOP = frozenset({Phase.STEP, Phase.OPTIMIZER, Phase.BETWEEN, Phase.RESTORING, Phase.FINISHED, Phase.HELD})
 """RESTORING is among them: a rank is restored between the two runs of its trial."""
-_WATCHED = (JobPhase.UNPROTECTED, JobPhase.RUNNING, JobPhase.FINISHING)
+_WATCHED = (JobPhase.SETTING_UP, JobPhase.RUNNING, JobPhase.FINISHING)
 _MAX_DESCRIBED = 8
 """The most ranks that a reason describes."""
 

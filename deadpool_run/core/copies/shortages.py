@@ -14,7 +14,7 @@ TOGETHER_S, TOGETHER_A_RANK_S = 0.5, 100e-6
 FIRST_WAIT_S = 60.0
 MAX_WAIT_S = 3600.0
 """A node is tried again after a wait, which doubles with each try in vain: a try sends snapshots."""
-COPIED_IN = frozenset({JobPhase.UNPROTECTED, JobPhase.RUNNING})
+COPIED_IN = frozenset({JobPhase.SETTING_UP, JobPhase.RUNNING})
 """Snapshots are copied in these phases."""
 
 

@@ -103,7 +103,7 @@ def go_on(decision: Decision, truth: Truth, discarded: tuple[Epoch, Version], wh
             _repair(decision, truth, discarded, why)
         case JobPhase.FINISHING:
             _finish(decision, truth, discarded, why)
-        case JobPhase.STARTING | JobPhase.UNPROTECTED | JobPhase.RESTARTING:
+        case JobPhase.STARTING | JobPhase.SETTING_UP | JobPhase.RESTARTING:
             _begin_again(decision, truth, why)
         case JobPhase.NEW | JobPhase.STOPPING | JobPhase.STOPPED:
             _end_orphans(decision, truth.unrecorded)
@@ -283,11 +283,11 @@ def _begin_again(decision: Decision, truth: Truth, why: str) -> None:
     begun = any(found.rank >= 0 for found in truth.found.values())
     _end_orphans(decision, truth.unrecorded)
     allowed = restart.restarts_allowed(decision.settings, decision.state)
-    if decision.state.phase is JobPhase.UNPROTECTED and not allowed:
+    if decision.state.phase is JobPhase.SETTING_UP and not allowed:
         shutdown.stop(decision, 1, f"{why} before the world was protected, and no restart is allowed")
-    elif decision.state.phase is JobPhase.UNPROTECTED or (decision.state.phase is JobPhase.STARTING and begun):
+    elif decision.state.phase is JobPhase.SETTING_UP or (decision.state.phase is JobPhase.STARTING and begun):
         if decision.state.phase is JobPhase.STARTING:
-            decision.enter(JobPhase.UNPROTECTED, "ranks had been given")
+            decision.enter(JobPhase.SETTING_UP, "ranks had been given")
         restart.end(decision, "starting the world again", why)
     elif decision.state.phase is JobPhase.STARTING:
         decision.effects.append(do.BeginGeneration(decision.state.generation))

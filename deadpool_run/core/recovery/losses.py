@@ -157,10 +157,10 @@ def _note_failures(decision: Decision, fallen: list[repair.LostRank]) -> None:
 
 def _ranks_lost(decision: Decision, fallen: list[repair.LostRank], why: str) -> None:
     relocation.give_up(decision, why)
-    if decision.state.phase in (JobPhase.UNPROTECTED, JobPhase.RUNNING, JobPhase.REPAIRING):
+    if decision.state.phase in (JobPhase.SETTING_UP, JobPhase.RUNNING, JobPhase.REPAIRING):
         _note_failures(decision, fallen)
     match decision.state.phase:
-        case JobPhase.UNPROTECTED:
+        case JobPhase.SETTING_UP:
             restart.restart(decision, why)
         case JobPhase.RUNNING | JobPhase.REPAIRING:
             repair.lost(decision, fallen, why)

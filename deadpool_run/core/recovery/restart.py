@@ -14,7 +14,7 @@ from deadpool_run.core.transitions import JobPhase, MemberPhase
 
 MANAGED_RESTARTS = 3
 """Restarts of a world whose scripts called `init()`, unless the user says another number."""
-UNPROTECTED_S = 60.0
+OVERDUE_S = 60.0
 """If a world is not protected within this time, the user is told why not."""
 _UNTIL_THEN = "until then a lost rank restarts the script from the beginning"
 
@@ -83,27 +83,27 @@ def advance_starting(decision: Decision) -> None:
     for seating in seatings:
         decision.assign(seating, replacement=False)
     if seatings:
-        decision.enter(JobPhase.UNPROTECTED, "every rank has a worker")
-        decision.state.warn_at = decision.now + UNPROTECTED_S
+        decision.enter(JobPhase.SETTING_UP, "every rank has a worker")
+        decision.state.warn_at = decision.now + OVERDUE_S
 
 
 def bypassed(decision: Decision, _member: Member, _event: ev.LoopBypassed) -> None:
     """Warn the user, once a world, that the script trains outside the library's loop."""
     state = decision.state
     if not state.bypassed:
-        state.bypassed, state.unprotected, state.warn_at = True, True, None
-        decision.announce(*describe_unprotected(state))
+        state.bypassed, state.overdue, state.warn_at = True, True, None
+        decision.announce(*why_unprotected(state))
 
 
-def unprotected(decision: Decision) -> None:
-    """Note that the world is unprotected for long. Warn the user, unless ranks are in their loop: their steps may be long."""
+def overdue(decision: Decision) -> None:
+    """Note that the world should be protected by now. Warn the user, unless ranks are in their loop: their steps may be long."""
     state = decision.state
-    state.unprotected, state.warn_at = True, None
+    state.overdue, state.warn_at = True, None
     if not state.entered:
-        decision.announce(*describe_unprotected(state))
+        decision.announce(*why_unprotected(state))
 
 
-def describe_unprotected(state: State) -> tuple[str, str]:
+def why_unprotected(state: State) -> tuple[str, str]:
     """Return what a world lacks to be protected, and what that means or how to change it."""
     if state.bypassed:
         return (
@@ -120,7 +120,7 @@ def describe_unprotected(state: State) -> tuple[str, str]:
     )
 
 
-def advance_unprotected(decision: Decision) -> None:
+def advance_setup(decision: Decision) -> None:
     """Count the world as protected, once every rank can be rehearsed and the buddies, if any, hold its copies."""
     if decision.state.buddies and not decision.state.committed:
         return
@@ -140,6 +140,6 @@ def _begin(decision: Decision, reason: str) -> None:
     state.buddies = state.former_buddies = ()
     state.parity_groups = ()
     state.warn_at = state.exposed_at = None
-    state.committed = state.unprotected = state.entered = state.bypassed = False
+    state.committed = state.overdue = state.entered = state.bypassed = False
     decision.next_epoch()
     decision.effects.append(do.BeginGeneration(decision.state.generation))

@@ -18,7 +18,7 @@ _TO_COME = (MemberPhase.STARTING, MemberPhase.READY, MemberPhase.PREPARING)
 """Phases of workers that may get a rank."""
 _AWAITED = (*_TO_COME, MemberPhase.ENDING)
 """Phases of workers that may get a rank, or whose end makes room for such a worker."""
-_HEALED_IN = frozenset({JobPhase.STARTING, JobPhase.UNPROTECTED, JobPhase.RUNNING, JobPhase.REPAIRING})
+_HEALED_IN = frozenset({JobPhase.STARTING, JobPhase.SETTING_UP, JobPhase.RUNNING, JobPhase.REPAIRING})
 
 
 def heal(decision: Decision) -> None:

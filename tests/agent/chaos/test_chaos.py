@@ -88,7 +88,7 @@ def test_a_fault_is_injected_as_often_as_it_should(fault, times):
 @pytest.mark.parametrize(
     ("fault", "waits_for"),
     [
-        (PlannedFault(Victims(rank=1), at_step=5), status("unprotected")),
+        (PlannedFault(Victims(rank=1), at_step=5), status("setting up")),
         (PlannedFault(Victims(rank=1), at_step=5), status("repairing")),
         (PlannedFault(Victims(rank=1), at_step=5), status(step=4)),
         (PlannedFault(Victims(rank=1), at_step=5, phase="optimizer"), status(activity="step")),
@@ -98,7 +98,7 @@ def test_a_fault_is_injected_as_often_as_it_should(fault, times):
 def test_a_fault_waits_until_it_is_due(fault, waits_for):
     # Two of them: the first look only waits for protection.
     job = Job(status(), waits_for, waits_for, status(activity="optimizer"))
-    if waits_for["phase"] == "unprotected":
+    if waits_for["phase"] == "setting up":
         job.statuses.pop(0)
     injected(job, fault)
     (left, request), *_ = job.asked

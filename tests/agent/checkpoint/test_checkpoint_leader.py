@@ -478,8 +478,8 @@ def test_the_only_node_is_not_named_in_what_cannot_be_written(vault):
     assert job.said == ["no durable checkpoint could be written: no space"]
 
 
-@pytest.mark.parametrize("phase", [JobPhase.UNPROTECTED, JobPhase.REPAIRING])
-def test_one_machine_holds_every_slot_also_in_a_repair_or_unprotected(vault, phase):
+@pytest.mark.parametrize("phase", [JobPhase.SETTING_UP, JobPhase.REPAIRING])
+def test_one_machine_holds_every_slot_also_in_a_repair_or_set_up(vault, phase):
     @in_loop
     def check(vault):
         job = alone(vault)

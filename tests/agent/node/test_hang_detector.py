@@ -314,7 +314,7 @@ def test_the_status_page_is_judged_only_while_every_rank_is_in_its_loop(status_p
 
 def test_a_rank_is_looked_at_in_the_first_steps_and_between_the_runs_of_the_trial(status_page):
     state = Core().state
-    state.phase = JobPhase.UNPROTECTED
+    state.phase = JobPhase.SETTING_UP
     status_page.rank_entries[1].phase = Phase.RESTORING
     assert len(sights_of(state, status_page)) == 3
     status_page.rank_entries[1].phase = Phase.SETUP

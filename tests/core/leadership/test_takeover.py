@@ -209,7 +209,7 @@ def test_a_spare_that_was_sent_home_is_given_nothing(owners_live):
 def test_a_spare_whose_order_to_rehearse_the_log_lacks_begins_no_new_world():
     ended = 0
     for state in moved_states():
-        if state.phase is not JobPhase.UNPROTECTED:
+        if state.phase is not JobPhase.SETTING_UP:
             continue
         for spare in [member for member in state.members.values() if member.phase is MemberPhase.READY]:
             known = [structs.replace(each, prepared=each.worker == spare.worker) for each in as_known(state)]
