@@ -162,7 +162,7 @@ class LaunchSpec:
     on_repair: tuple[str, ...] = ()
     """Command and arguments to run after each repair."""
     chaos: ChaosPlan | None = None
-    """Faults to inject. None: no rehearsal."""
+    """Faults to inject. None: no chaos run."""
     role: str = "default"
     start_method: StartMethod = StartMethod.FORKSERVER
     preload: tuple[str, ...] = DEFAULT_PRELOAD

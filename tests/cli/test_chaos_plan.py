@@ -1,4 +1,4 @@
-"""The plan of a rehearsal, from words and from a file, and the plans that are refused."""
+"""The plan of a chaos run, from words and from a file, and the plans that are refused."""
 
 import pytest
 

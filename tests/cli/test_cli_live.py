@@ -53,7 +53,7 @@ def test_a_live_job_is_seen_and_a_killed_rank_is_seen_replaced(cluster):
     job.check_nothing_left()
 
 
-def test_a_rehearsal_injects_its_faults_and_tells_programs_what_happened(cluster, tmp_path):
+def test_a_chaos_run_injects_its_faults_and_tells_programs_what_happened(cluster, tmp_path):
     told = tmp_path / "repaired"
     # The variables are for the command alone: on a shell's command line, the text of a cause would be code.
     command = f"""sh -c 'printf "%s\\n" "$DEADPOOL_INCIDENT_RANKS" "$DEADPOOL_INCIDENT_CAUSES" "$DEADPOOL_TOKEN" > {told}.new; mv {told}.new {told}'"""

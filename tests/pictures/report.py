@@ -1,6 +1,6 @@
 """Take the pictures of the report: docs/pictures/report-light.png and report-dark.png.
 
-    python tests/pictures/report.py [docs/examples/rehearsal.html]
+    python tests/pictures/report.py [docs/examples/chaos.html]
 
 It needs Chromium (`chromium`, `google-chrome` or $CHROMIUM). Run it again when the report looks different.
 """
@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "examples" / "rehearsal.html"
+PAGE = ROOT / "docs" / "examples" / "chaos.html"
 PICTURES = ROOT / "docs" / "pictures"
 WIDTH, HEIGHT = 1080, 1480
 NAMES = ("chromium", "chromium-browser", "google-chrome")

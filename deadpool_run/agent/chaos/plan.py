@@ -1,4 +1,4 @@
-"""The faults of a rehearsal. Pure."""
+"""The faults of a chaos run. Pure."""
 
 import random
 from collections.abc import Iterator
@@ -55,7 +55,7 @@ class Draw:
 
 @dataclass(frozen=True, slots=True)
 class ChaosPlan:
-    """The faults of a rehearsal, and the seed of its random choices."""
+    """The faults of a chaos run, and the seed of its random choices."""
 
     faults: tuple[PlannedFault, ...]
     seed: int

@@ -47,7 +47,7 @@ class Injection:
 
 
 class Chaos:
-    """One rehearsal, in the running loop."""
+    """One chaos run, in the running loop."""
 
     def __init__(self, plan: ChaosPlan, ask: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> None:
         """Begin. Faults wait until the job is protected. `ask` answers requests as `coordinator.requests` lists them."""

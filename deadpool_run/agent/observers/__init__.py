@@ -1,1 +1,1 @@
-"""The leader's observers, which decide nothing: log lines, samples, metrics, a rehearsal, commands after repairs."""
+"""The leader's observers, which decide nothing: log lines, samples, metrics, a chaos run, commands after repairs."""

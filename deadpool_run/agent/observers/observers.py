@@ -1,4 +1,4 @@
-"""The observers of one leader: log lines, costs and samples always; metrics, a rehearsal and a command if options ask for them."""
+"""The observers of one leader: log lines, costs and samples always; metrics, a chaos run and a command if options ask for them."""
 
 import asyncio
 import os
@@ -50,7 +50,7 @@ class Observers:
         self._command = RepairCommand(spec.on_repair, parent, os.environ) if spec.on_repair else None
 
     def begin(self) -> None:
-        """Start the samples, the metrics server and the rehearsal."""
+        """Start the samples, the metrics server and the chaos run."""
         self._samples = Samples(self._spec.run_dir, self._page, self._job.server.now)
         if self._spec.metrics is not None:
             from deadpool_run.agent.observers.metrics_server import MetricsServer  # noqa: PLC0415 - needs an extra

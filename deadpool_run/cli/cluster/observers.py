@@ -1,4 +1,4 @@
-"""Options for what accompanies a job: metrics, a command after repairs, a rehearsal. Raises `UsageError`."""
+"""Options for what accompanies a job: metrics, a command after repairs, a chaos run. Raises `UsageError`."""
 
 import shlex
 import shutil

@@ -1,4 +1,4 @@
-"""Reads the plan of a rehearsal: the words of --chaos, or its YAML file. Both name things as `kill-rank` does. Pure but for the file."""
+"""Reads the plan of a chaos run: the words of --chaos, or its YAML file. Both name things as `kill-rank` does. Pure but for the file."""
 
 import re
 from collections.abc import Iterator, Mapping

@@ -57,7 +57,7 @@ _SPARES = group(
     Option(
         "chaos",
         "PLAN",
-        'Rehearsal: inject faults, and print a verdict at the end. PLAN is a YAML file, or words such as "kill every 60s".',
+        'Chaos run: inject faults, and print a verdict at the end. PLAN is a YAML file, or words such as "kill every 60s".',
     ),
     torchrun=False,
 )

@@ -79,7 +79,7 @@ def _head(history: History, name: str) -> str:
     end = f"ended with exit code {code}: {record.get('reason')}" if record.get("ended") else "has not ended"
     chaos: Mapping[str, Any] = record.get("chaos") or {}
     faults = _count(sum(moment.kind == "kill" for moment in history.moments), "fault")
-    plan = f"<p>Rehearsal: {_text(chaos.get('plan'))}; seed {_text(chaos.get('seed'))}: {faults}.</p>" if chaos else ""
+    plan = f"<p>Chaos run: {_text(chaos.get('plan'))}; seed {_text(chaos.get('seed'))}: {faults}.</p>" if chaos else ""
     missing = (
         f"<p>{_count(history.missing, 'entry', 'entries')} of the journal cannot be read.</p>"
         if history.missing

@@ -1,4 +1,4 @@
-"""A rehearsal: its random choices, the times of its faults, and the verdict."""
+"""A chaos run: its random choices, the times of its faults, and the verdict."""
 
 import asyncio
 from itertools import islice
@@ -51,7 +51,7 @@ def status(phase="running", *, activity="step", step=5, generation=0, spares=("r
 
 
 def injected(job, *faults, seed=7):
-    """Run a rehearsal until it has injected the wanted number of faults."""
+    """Run a job with faults until it has injected the wanted number of faults."""
 
     async def run():
         chaos = Chaos(ChaosPlan(faults, seed), job.answer)
