@@ -48,7 +48,7 @@ _END_TIMEOUT_S = 10.0
 _RETRY_S = 0.2
 """Pause before the node asks again to be admitted."""
 _ADMISSION = 4.0
-"""Node timeouts that a leader has to answer a node that joins. One without authority has regained it, or given up, by then."""
+"""Node timeouts that a leader has to answer a node that joins. One without a lease has regained it, or given up, by then."""
 _SLOW = 0.1
 """Node timeouts that a loop may be blocked without a line in the log: half the time between two heartbeats."""
 _EXIT_LAUNCH_FAILED = 1

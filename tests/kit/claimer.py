@@ -10,7 +10,7 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
-from deadpool_run.agent.authority import lease_authority
+from deadpool_run.agent.authority import kubernetes_authority
 from deadpool_run.agent.authority.claim import LeaderClaim
 from deadpool_run.agent.authority.parse import parse_authority
 from deadpool_run.errors import AuthorityError
@@ -28,7 +28,7 @@ def answered(ask):
 
 def main(text, run_id, name, account=None):
     if account is not None:
-        lease_authority.SERVICE_ACCOUNT = Path(account)
+        kubernetes_authority.SERVICE_ACCOUNT = Path(account)
     authority = parse_authority(text, run_id)
 
     def claim(term):

@@ -57,7 +57,7 @@ class Agent(NodeSide):
         """Agents that have answered this leader, except those that it has given up."""
         self.held_at: float | None = None
         self.waiting: list[ev.Event] = []
-        """Events that arrived while this leader lacked authority."""
+        """Events that arrived while this leader lacked a lease."""
 
     # --- its clock -----------------------------------------------------------------------------------------------
 
@@ -120,10 +120,10 @@ class Agent(NodeSide):
         self.waiting, self.members, self.confirmed = [], set(), {}
 
     def go_on(self) -> None:
-        """Keep events while the leader lacks authority, and decide on them afterwards. The job's clock stops meanwhile."""
+        """Keep events while the leader lacks a lease, and decide on them afterwards. The job's clock stops meanwhile."""
         if not self.decides():
             return
-        if not quorum.has_authority(self.mind, self.now):
+        if not quorum.holds_lease(self.mind, self.now):
             self.held_at = self.now if self.held_at is None else self.held_at
         elif self.held_at is not None:
             self.origin -= self.now - self.held_at
@@ -181,10 +181,10 @@ class Agent(NodeSide):
         self.send_configurations({*agents, *self.members}, self.mind.configurations)
 
     def send_configurations(self, others: Iterable[str], configurations: tuple[el.Configuration, ...]) -> None:
-        sent_at, has_authority = self.now, quorum.has_authority(self.mind, self.now)
+        sent_at, holds_lease = self.now, quorum.holds_lease(self.mind, self.now)
         for other in sorted(others):
             if other != self.name:
-                confirmed = self.confirmed.get(other) if has_authority else None
+                confirmed = self.confirmed.get(other) if holds_lease else None
                 heard = el.HeardFromLeader(configurations, sent_at, confirmed)
                 self.send(other, lambda a, heard=heard: a.hear_configurations(self.name, heard))
 
@@ -286,7 +286,7 @@ class Agent(NodeSide):
     def decide(self, event: ev.Event) -> None:
         if not self.decides() or self.cluster.stopped is not None:
             return
-        if self.held_at is not None or not quorum.has_authority(self.mind, self.now):
+        if self.held_at is not None or not quorum.holds_lease(self.mind, self.now):
             self.waiting.append(event)
             return
         epoch, now = self.state.epoch, self.now + self.origin

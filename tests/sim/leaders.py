@@ -183,7 +183,7 @@ class Cluster:
         self.uncovered = self.uncovered or not calm
 
     def stop(self, agent: Agent, effect: do.StopJob) -> None:
-        assert quorum.has_authority(agent.mind, agent.now), "a leader without authority stops the job"
+        assert quorum.holds_lease(agent.mind, agent.now), "a leader without a lease stops the job"
         self.stopped = effect
 
     # --- what must hold ------------------------------------------------------------------------------------------
@@ -195,7 +195,7 @@ class Cluster:
         self.terms[term] = agent.name
         for other in self.agents.values():
             if other is not agent and other.alive and other.mind.role is el.ElectionRole.LEADER:
-                assert not quorum.has_authority(other.mind, other.now), f"{other.name} and {agent.name} have authority"
+                assert not quorum.holds_lease(other.mind, other.now), f"{other.name} and {agent.name} hold a lease"
 
     def check_epoch(self, agent: Agent) -> None:
         epoch = agent.state.epoch
@@ -276,9 +276,9 @@ class Cluster:
         """Assert, long enough after the last fault, that agents outside every leader's majority have ended their workers."""
         if self.clock.now < self.disturbed_at + 3.6 * T:
             return
-        leaders = [a for a in self.agents.values() if a.decides() and quorum.has_authority(a.mind, a.now)]
+        leaders = [a for a in self.agents.values() if a.decides() and quorum.holds_lease(a.mind, a.now)]
         if len(self.faults) == 1 and self.faults[0].leaves_two_halves(self):
-            assert not leaders, f"{leaders[0].name} has authority over half of the nodes"
+            assert not leaders, f"{leaders[0].name} holds a lease over half of the nodes"
         counted = {name for leader in leaders for name in (leader.name, *leader.mind.answered_at)}
         for agent in self.agents.values():
             left = [worker.number for worker in self.on(agent.name) if worker.alive and not worker.suspended]

@@ -226,7 +226,7 @@ def votes_are_given_despite_heartbeats_of_the_leader(patch):
 
 
 def a_leader_without_a_majority_continues(patch):
-    patch.setattr(quorum, "authority_until", lambda _agent: electorate.FOREVER)
+    patch.setattr(quorum, "lease_until", lambda _agent: electorate.FOREVER)
 
 
 def nodes_are_given_up_before_they_stop(patch):

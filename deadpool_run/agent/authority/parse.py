@@ -27,7 +27,7 @@ def parse_authority(text: str, run_id: str, environment: Mapping[str, str] = os.
 
         return BoundedAuthority(etcd_authority.parse(rest, run_id, environment, tls=kind == "etcds"), run_id)
     if kind == "k8s":
-        from deadpool_run.agent.authority import lease_authority  # noqa: PLC0415 - as above
+        from deadpool_run.agent.authority import kubernetes_authority  # noqa: PLC0415 - as above
 
-        return BoundedAuthority(lease_authority.parse(rest, run_id, environment), run_id)
+        return BoundedAuthority(kubernetes_authority.parse(rest, run_id, environment), run_id)
     raise UsageError(f"not an authority\nwrite {_FORMS}")

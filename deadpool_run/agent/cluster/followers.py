@@ -101,7 +101,7 @@ class Followers:
         heartbeat = self._leadership.heartbeat()
         if heartbeat is not None:
             for node in sorted({*voters}.intersection(self.connections.nodes())):
-                self._send_heartbeat(node, heartbeat, confirms=self._leadership.has_authority())
+                self._send_heartbeat(node, heartbeat, confirms=self._leadership.holds_lease())
 
     def when_known(self, call: Callable[[], None]) -> None:
         """Call this once a majority of the voters has the log as it is now, so that no later leader decides otherwise."""
@@ -193,7 +193,7 @@ class Followers:
         heartbeat = self._leadership.heartbeat()
         if heartbeat is None:
             return
-        confirms = self._leadership.has_authority()
+        confirms = self._leadership.holds_lease()
         for node in self.connections.nodes():
             self._send_heartbeat(node, heartbeat, confirms=confirms)
         if agent.term > 0:  # nodes that the last leader admitted may not know this one
@@ -237,7 +237,7 @@ class Followers:
 
     def _admit_joining(self) -> None:
         """Admit nodes while no other leader can be elected: it would know neither them nor their ids. Else they wait."""
-        if not self._leadership.has_authority():
+        if not self._leadership.holds_lease():
             return
         joining = {node: join for node, join in self._joining.items() if self.connections.admit(node)}
         self._joining.clear()
@@ -309,7 +309,7 @@ class Followers:
         self._confirmed[node] = max(sent_at, self._confirmed.get(node, sent_at))
         heartbeat = self._leadership.heartbeat() if first else None
         if heartbeat is not None:
-            self._send_heartbeat(node, heartbeat, confirms=self._leadership.has_authority())
+            self._send_heartbeat(node, heartbeat, confirms=self._leadership.holds_lease())
 
     def hung_up(self, node: NodeId) -> None:
         """Handle the end of a connection: if there is no other, its agent may have ended."""

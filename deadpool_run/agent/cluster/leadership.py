@@ -43,8 +43,8 @@ class LeadershipOwner(Protocol):
     def follow(self, leader: Peer, term: int) -> None:
         """Follow another leader."""
 
-    def authority_changed(self, *, regained: bool) -> None:
-        """Decide again, since nobody else was elected; or nothing for now, since this leader's authority has run out."""
+    def lease_changed(self, *, regained: bool) -> None:
+        """Decide again, since nobody else was elected; or nothing for now, since this leader's lease has run out."""
 
     def fence(self, reason: str) -> None:
         """End this node's workers, and leave the job."""
@@ -62,8 +62,8 @@ class Leadership:
         credentials: Credentials,
     ) -> None:
         """`known` are agents' addresses, this one's among them."""
-        self.agent, self._authority_until = agent, _authority_until(agent)
-        """To read, never to change: what this agent knows, and until when it has authority."""
+        self.agent, self._lease_until = agent, _lease_until(agent)
+        """To read, never to change: what this agent knows, and until when it holds a lease."""
         self._addresses = {peer.node: peer for peer in known}
         self._owner = owner
         self._loop = asyncio.get_running_loop()
@@ -90,17 +90,17 @@ class Leadership:
         owner.node.voters_are(self.others())
         self._set_timer()
 
-    def has_authority(self) -> bool:
+    def holds_lease(self) -> bool:
         """Return whether this agent leads, and nobody else can have been elected.
 
-        If its authority has run out, that is noted now, not when its timer comes: after a pause of the machine messages are
+        If its lease has run out, that is noted now, not when its timer comes: after a pause of the machine messages are
         read before timers run.
         """
-        if self._loop.time() < self._authority_until:
+        if self._loop.time() < self._lease_until:
             return True
         if self.agent.role is ElectionRole.LEADER:
             self.handle(electorate.Tick())
-        return quorum.has_authority(self.agent, self._loop.time())
+        return quorum.holds_lease(self.agent, self._loop.time())
 
     def catch_up(self) -> None:
         """Do what is due: after a pause of the machine messages are read before timers run."""
@@ -167,15 +167,15 @@ class Leadership:
             return
         before = self.agent
         after, outputs = election.step(self.agent, event, self._loop.time())
-        self.agent, self._authority_until = after, _authority_until(after)
+        self.agent, self._lease_until = after, _lease_until(after)
         if _decides(before) and not _decides(after):
-            self._owner.authority_changed(regained=False)
+            self._owner.lease_changed(regained=False)
         if after.configuration.voters != before.configuration.voters:
             self._owner.node.voters_are(self.others())
         for output in outputs:
             self._act(output)
         if _decides(after) and not _decides(before) and after.term == before.term:
-            self._owner.authority_changed(regained=True)
+            self._owner.lease_changed(regained=True)
         leader = self._addresses.get(after.configuration.leader)
         if after.role is ElectionRole.FOLLOWER and after.term > before.term and leader is not None:
             self._owner.follow(leader, after.term)
@@ -316,8 +316,8 @@ class Leadership:
         self._timer = None if deadline is None else self._loop.call_at(deadline, self.handle, electorate.Tick())
 
 
-def _authority_until(agent: Agent) -> float:
-    return quorum.authority_until(agent) if agent.role is ElectionRole.LEADER else electorate.NEVER
+def _lease_until(agent: Agent) -> float:
+    return quorum.lease_until(agent) if agent.role is ElectionRole.LEADER else electorate.NEVER
 
 
 def _decides(agent: Agent) -> bool:

@@ -149,7 +149,7 @@ class Participation:
     async def _answer(self, request: Mapping[str, Any]) -> bytes:
         """Answer a viewer of this node, as the leader would."""
         request = with_node_here(request, self._here.node)
-        if self.leader is not None and self.leadership.has_authority():
+        if self.leader is not None and self.leadership.holds_lease():
             return await self.leader.request_handler.encoded(request)
         if self._follower is not None:
             return await self._follower.ask(request)
@@ -231,7 +231,7 @@ class Participation:
             on_over=self._over,
             on_lost=self.fence,
             on_news=self._control.notify,
-            may_decide=self.leadership.has_authority,
+            may_decide=self.leadership.holds_lease,
             known=self._replica.known,
             term=term,
         )
@@ -356,8 +356,8 @@ class Participation:
 
     # --- the end --------------------------------------------------------------------------------------------------
 
-    def authority_changed(self, *, regained: bool) -> None:
-        """Decide again, since nobody else was elected; or nothing for now, since this leader's authority has run out."""
+    def lease_changed(self, *, regained: bool) -> None:
+        """Decide again, since nobody else was elected; or nothing for now, since this leader's lease has run out."""
         if self.leader is not None and regained:
             self.leader.server.resume()
         elif self.leader is not None:

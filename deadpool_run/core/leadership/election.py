@@ -3,8 +3,8 @@
 The only entry of the log is the configuration, so that its newest value is all that is kept. From Raft come terms, votes for
 who knows as much, the pre-vote before any term changes, and a majority of each configuration that counts.
 
-A leader has authority while a majority of the voters answers. An answer extends it from when the question was *sent*, and no
-voter votes for another before that long after it *heard* the question: so two never have authority at once, provided that
+A leader holds its lease while a majority of the voters answers. An answer extends it from when the question was *sent*, and no
+voter votes for another before that long after it *heard* the question: so no two hold one at once, provided that
 clocks run at the same rate. In the same way no rank is given away while its worker runs: a node's workers are stopped before
 the leader gives the node up. Closed and refused connections prove nothing, except where only two agents vote.
 
@@ -89,7 +89,7 @@ def next_deadline(agent: el.Agent) -> float | None:
             due.append(again)
             due += [agent.began_at + quorum.CANDIDACY * agent.timeout_s] if quorum.rival(agent) is None else []
         case _R.LEADER:
-            until = quorum.authority_until(agent)
+            until = quorum.lease_until(agent)
             silent_at = min(agent.answered_at.values(), default=el.FOREVER) + agent.timeout_s
             due += [until] if agent.lapsed_at is None else [max(quorum.claim_at(agent), again)]
             due += [silent_at] if agent.looked_at < silent_at < until - quorum.BLAME * agent.timeout_s else []
@@ -119,7 +119,7 @@ def knows_as_much(agent: el.Agent, asked: el.VoteAsked) -> bool:
 def follows(agent: el.Agent, term: int) -> bool:
     """Tell whether the agent answers the leader of this term: not if it has voted for another since.
 
-    An answer extends the leader's authority, and the vote has given it away.
+    An answer extends the leader's lease, and the vote has given it away.
     """
     return agent.role in (_R.FOLLOWER, _R.PRECANDIDATE) and agent.term == term >= agent.voted_term
 
@@ -239,7 +239,7 @@ def _heard_from_agents(agent: el.Agent, heard: Iterable[el.HeardFromAgent], now:
 
 def _asked(agent: el.Agent, asked: el.VoteAsked, now: float) -> el.StepResult:
     agent = replace(agent, seen=max(agent.seen, asked.voted_term))
-    if agent.role is _R.LEADER and not quorum.has_authority(agent, now) and asked.voted_term > agent.term:
+    if agent.role is _R.LEADER and not quorum.holds_lease(agent, now) and asked.voted_term > agent.term:
         # it would rather lead on, but it cannot lead a voter that has voted in a later term
         agent = progress.step_down(agent, now)
     granted = may_vote(agent, asked, now)
@@ -271,7 +271,7 @@ def _voted(agent: el.Agent, vote: el.VoteGiven) -> el.Agent:
 
 def _authority_answered(agent: el.Agent, answer: el.AuthorityAnswered, now: float) -> el.StepResult:
     rival = quorum.rival(agent)
-    leads = agent.role is _R.LEADER and not quorum.has_authority(agent, now)
+    leads = agent.role is _R.LEADER and not quorum.holds_lease(agent, now)
     wanted = agent.term + 1 if leads else agent.candidate_term
     asks = leads or agent.role is (_R.PRECANDIDATE if answer.pre_vote else _R.CANDIDATE)
     if rival is None or not asks or answer.term != wanted:

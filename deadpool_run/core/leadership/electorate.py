@@ -291,7 +291,7 @@ class Agent:
     """It is no candidate before this."""
     # of a leader, or of one that is elected
     lapsed_at: float | None = None
-    """Since when it lacks authority."""
+    """Since when it lacks a lease."""
     answers: Mapping[NodeId, float] = field(default_factory=dict)
     """When the newest heartbeat that each agent answered was sent."""
     answered_at: Mapping[NodeId, float] = field(default_factory=dict)

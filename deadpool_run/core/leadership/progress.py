@@ -43,7 +43,7 @@ def _campaign(agent: el.Agent, now: float) -> el.StepResult:
 
 
 def _establish(agent: el.Agent, now: float) -> el.StepResult:
-    if quorum.have_majorities(agent, quorum.who_know(agent)) and now < quorum.authority_until(agent):
+    if quorum.have_majorities(agent, quorum.who_know(agent)) and now < quorum.lease_until(agent):
         return _take_over(agent, now)
     if not _is_due_again(agent, now):
         return agent, ()
@@ -115,7 +115,7 @@ def _claim(agent: el.Agent, now: float) -> el.StepResult:
 
 
 def _take_over(agent: el.Agent, now: float) -> el.StepResult:
-    """Lead. The last leader's authority is over, so that its workers are stopped: if it is silent, it is given up at once."""
+    """Lead. The last leader's lease is over, so that its workers are stopped: if it is silent, it is given up at once."""
     *before, mine = agent.configurations
     others = {voter for each in (before[-1], mine) for voter in each.voters} - {agent.me}
     agent = replace(
@@ -131,7 +131,7 @@ def _take_over(agent: el.Agent, now: float) -> el.StepResult:
 
 
 def _lead(agent: el.Agent, now: float) -> el.StepResult:
-    if now >= quorum.authority_until(agent):
+    if now >= quorum.lease_until(agent):
         agent = replace(agent, lapsed_at=now) if agent.lapsed_at is None else agent
         if now < quorum.claim_at(agent) or not _is_due_again(agent, now):
             return agent, ()
@@ -151,7 +151,7 @@ def _lead(agent: el.Agent, now: float) -> el.StepResult:
 
 def _give_up(agent: el.Agent, now: float) -> el.StepResult:
     """Lose a node that certainly ended, or that was silent until its workers were stopped."""
-    is_fresh = now < quorum.authority_until(agent) - quorum.BLAME * agent.timeout_s
+    is_fresh = now < quorum.lease_until(agent) - quorum.BLAME * agent.timeout_s
     for other, answered_at in agent.answered_at.items():
         if quorum.is_gone(agent, other):
             return _lose(agent, other, "its agent ended")

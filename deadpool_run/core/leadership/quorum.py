@@ -1,4 +1,4 @@
-"""An agent's conclusions: majorities, authority, and due times."""
+"""An agent's conclusions: majorities, the lease, and due times."""
 
 from collections.abc import Collection
 
@@ -10,26 +10,26 @@ SUSPEND = 0.9
 FENCE = 4.0
 """Without a leader; at least this long, since a paused machine counts from when it wakes."""
 BLAME = 0.5
-"""A leader gives nodes up only while it has authority for at least this long: else it may be the one that is cut off."""
+"""A leader gives nodes up only while it holds a lease for at least this long: else it may be the one that is cut off."""
 ASK_AGAIN = 0.1
 PATIENCE = 0.125
 """A voter waits this much longer than the voter before it, so that they do not all ask at once."""
 CANDIDACY = 0.5
 PROBE, SILENCE = 0.5, 1.5
-"""A leader without authority sends heartbeats for the first time, and none for the second, in turn."""
+"""A leader without a lease sends heartbeats for the first time, and none for the second, in turn."""
 PAUSE = 0.25
 """An agent that learns of a deadline this late did not run for a while."""
 
 
-def has_authority(agent: Agent, now: float) -> bool:
+def holds_lease(agent: Agent, now: float) -> bool:
     """Tell whether this agent leads, and no other can have been elected."""
-    return agent.role is ElectionRole.LEADER and now < authority_until(agent)
+    return agent.role is ElectionRole.LEADER and now < lease_until(agent)
 
 
 def speaks(agent: Agent, now: float) -> bool:
     """Tell whether the leader sends heartbeats.
 
-    Without authority it tries to regain it. But where it is heard and hears nothing, no other is elected before it is silent.
+    Without a lease it tries to regain one. But where it is heard and hears nothing, no other is elected before it is silent.
     """
     if agent.lapsed_at is None:
         return True
@@ -38,7 +38,7 @@ def speaks(agent: Agent, now: float) -> bool:
 
 
 def has_no_leader(agent: Agent, now: float) -> bool:
-    """Tell whether the leader ended, or was silent until it lost this agent's share of its authority."""
+    """Tell whether the leader ended, or was silent until it lost this agent's share of its lease."""
     return is_gone(agent, agent.configuration.leader) or now >= agent.heard_at + agent.timeout_s
 
 
@@ -77,7 +77,7 @@ def who_know(agent: Agent) -> set[NodeId]:
     return {agent.me, *(other for other, known in agent.known.items() if known >= newest)}
 
 
-def authority_until(agent: Agent) -> float:
+def lease_until(agent: Agent) -> float:
     """Return when too few will have answered, of some configuration that counts; infinity for one that decides alone."""
     until = FOREVER
     for configuration in agent.configurations:
@@ -90,7 +90,7 @@ def authority_until(agent: Agent) -> float:
 
 def governed_at(agent: Agent) -> float:
     """Return when this node's workers were last certainly counted on."""
-    return authority_until(agent) - agent.timeout_s if agent.role is ElectionRole.LEADER else agent.governed_at
+    return lease_until(agent) - agent.timeout_s if agent.role is ElectionRole.LEADER else agent.governed_at
 
 
 def suspend_at(agent: Agent) -> float:
@@ -99,7 +99,7 @@ def suspend_at(agent: Agent) -> float:
 
 
 def fence_at(agent: Agent) -> float:
-    """Return when the agent waits for a leader, or for authority, no longer."""
+    """Return when the agent waits for a leader, or for a lease, no longer."""
     if agent.role is not ElectionRole.LEADER:
         return max(agent.governed_at, agent.woken_at) + FENCE * agent.timeout_s
     if agent.lapsed_at is None:
@@ -122,7 +122,7 @@ def candidacy_at(agent: Agent) -> float:
 
 
 def claim_at(agent: Agent) -> float:
-    """Return when a leader without authority claims the next term: the other's workers are stopped by then."""
+    """Return when a leader without a lease claims the next term: the other's workers are stopped by then."""
     other = rival(agent)
     if other is None or agent.lapsed_at is None:
         return FOREVER

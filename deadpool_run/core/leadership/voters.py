@@ -14,7 +14,7 @@ def wanted(nodes: int) -> int:
 def change(agent: Agent, now: float) -> tuple[NodeId, ...] | None:
     """Return the leader's next voters, of which one is new, gone or replaced; None if they are right.
 
-    A new one has answered of late: it extends the leader's authority from the beginning. So has a majority of the present
+    A new one has answered of late: it extends the leader's lease from the beginning. So has a majority of the present
     voters, which must agree: an addition that waits for one that has failed would hide from the leader that it has. One that
     is gone is replaced in the same change: if it were only left out at first, the job would meanwhile survive one loss less.
     """

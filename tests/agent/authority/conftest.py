@@ -8,7 +8,7 @@ from kit import certificate, etcd
 from kit.claimers import Claimers
 from kit.kubernetes import KubernetesApi
 
-from deadpool_run.agent.authority import lease_authority
+from deadpool_run.agent.authority import kubernetes_authority
 from deadpool_run.agent.authority.parse import parse_authority
 
 
@@ -53,7 +53,7 @@ def etcd_server(tmp_path) -> Callable[..., etcd.Etcd]:
 @pytest.fixture
 def kubernetes(tmp_path, certificates, monkeypatch):
     api = KubernetesApi(tmp_path / "account", certificates)
-    monkeypatch.setattr(lease_authority, "SERVICE_ACCOUNT", tmp_path / "account")
+    monkeypatch.setattr(kubernetes_authority, "SERVICE_ACCOUNT", tmp_path / "account")
     api.place = Place(
         "k8s:leader",
         {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": str(api.port)},

@@ -116,7 +116,7 @@ class FakeLeadership(Changes):
     def heartbeat(self):
         return self.beat
 
-    def has_authority(self):
+    def holds_lease(self):
         return True
 
     def agents(self):

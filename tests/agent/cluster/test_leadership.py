@@ -32,7 +32,7 @@ class Body:
     def fence(self, reason):
         self.fenced = reason
 
-    def authority_changed(self, *, regained):
+    def lease_changed(self, *, regained):
         self.decides.append(regained)
 
 
@@ -106,20 +106,20 @@ async def test_a_leader_whose_authority_ran_out_unnoticed_decides_nothing_until_
     for event in (joined, el.HeardFromAgent(NodeId("a"), 0, before, 1), el.HeardFromAgent(NodeId("a"), 0, before, 2)):
         agent, _ = election.step(agent, event, before)
     leader = leadership(agent, body)
-    assert not leader.has_authority()
+    assert not leader.holds_lease()
     assert body.decides == [False]
     leader.answered(answer("a", leader, asyncio.get_running_loop().time()))
     leader.handle(el.Tick())
-    assert leader.has_authority()
+    assert leader.holds_lease()
     assert body.decides == [False, True]
     assert not body.fenced
     leader.close()
 
 
 @in_loop
-async def test_a_leader_alone_has_authority(body):
+async def test_a_leader_alone_holds_its_lease(body):
     leader = leadership(election.first_leader(NodeId("h"), 5.0, asyncio.get_running_loop().time() - 100), body)
-    assert leader.has_authority()
+    assert leader.holds_lease()
     leader.close()
 
 

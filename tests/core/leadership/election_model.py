@@ -43,7 +43,7 @@ class Host(NamedTuple):
     lost: frozenset[NodeId] = frozenset()
     """Nodes that it gave up."""
     skewed: bool = False
-    """Its clock stood still once: nothing is promised about its authority and its workers."""
+    """Its clock stood still once: nothing is promised about its lease and its workers."""
 
 
 class World:
@@ -156,7 +156,7 @@ class World:
         host = self.hosts[node]
         now, agent = self.local(node), host.agent
         self.hosts[node] = host._replace(beat_at=now + BEAT)
-        certain = quorum.has_authority(agent, now)
+        certain = quorum.holds_lease(agent, now)
         for other in self.hosts:
             if other != node and other not in host.lost:  # a new leader's shell finds the other nodes in the log
                 confirmed = agent.answers.get(other) if certain else None
@@ -278,14 +278,14 @@ class World:
         self.excused |= not self.claims and self.refusals > 0 and any(len(each.voters) == 2 for each in configurations)
 
     def _check_authority(self) -> None:
-        """A: at most one agent has authority."""
+        """A: at most one agent holds a lease."""
         has = [
             node
             for node, host in self.hosts.items()
-            if not host.dead and not host.skewed and quorum.has_authority(host.agent, self.local(node))
+            if not host.dead and not host.skewed and quorum.holds_lease(host.agent, self.local(node))
         ]
         if len(has) > 1:
-            self._broken(f"A: {has} have authority at once")
+            self._broken(f"A: {has} hold a lease at once")
 
     def _know(self, configurations: tuple[el.Configuration, ...]) -> None:
         self._excuse(configurations)
@@ -384,9 +384,9 @@ class World:
     # --- what the search asks
 
     def leaders(self) -> list[NodeId]:
-        """Return which agents have authority."""
+        """Return which agents hold a lease."""
         return [
             node
             for node, host in self.hosts.items()
-            if self.lives(node) and quorum.has_authority(host.agent, self.local(node))
+            if self.lives(node) and quorum.holds_lease(host.agent, self.local(node))
         ]

@@ -215,7 +215,7 @@ PLANTED = (
     Planted("a heartbeat counts before it is confirmed", "D", ((election, "_heard_from_leader", _counted_at_once),)),
     Planted("a node is given up after half of the time", "D", ((progress, "_give_up", _gives_up_early),)),
     Planted("workers are stopped late", "D", ((quorum, "SUSPEND", 1.25),)),
-    Planted("authority counts from the receipt", "A", ((election, "_heard_from_agents", _counts_from_the_receipt),)),
+    Planted("a lease counts from the receipt", "A", ((election, "_heard_from_agents", _counts_from_the_receipt),)),
     Planted(
         "an elected agent leads before others know",
         "ABCDEG",
@@ -229,7 +229,7 @@ PLANTED = (
         start="one grows to three",
     ),
     Planted(
-        "a leader with authority votes",
+        "a leader with a lease votes",
         "ACDEG",
         ((election, "may_vote", _leader_votes),),
         start="a leader that is heard late",
@@ -243,7 +243,7 @@ PLANTED = (
         kinds=("hold", "order", "cut"),
     ),
     Planted(
-        "a leader without authority never steps down",
+        "a leader without a lease never steps down",
         "E",
         ((progress, "step_down", _never_steps_down),),
         start="a silent leader",

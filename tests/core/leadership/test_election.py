@@ -171,7 +171,7 @@ def test_answers_that_are_told_together_are_those_told_one_by_one():
 
 def test_a_leader_that_hears_no_majority_decides_nothing_gives_nobody_up_and_may_lead_on():
     agent, outputs = leads("a", "b"), []
-    while quorum.has_authority(agent, now := election.next_deadline(agent)):
+    while quorum.holds_lease(agent, now := election.next_deadline(agent)):
         agent, more = step(agent, el.Tick(), now=now)
         outputs += more
     agent, _ = step(agent, el.Tick(), now=now)
@@ -179,12 +179,12 @@ def test_a_leader_that_hears_no_majority_decides_nothing_gives_nobody_up_and_may
     assert agent.role is ROLE.LEADER
     agent, outputs = answer(agent, "a", now=now + 1)
     assert outputs == [el.ResumeWorkers()]
-    assert quorum.has_authority(agent, now + 1)
+    assert quorum.holds_lease(agent, now + 1)
     agent, outputs = answer(agent, "a", now=now + 0.9 * T)
     assert outputs == [], "the other one is waited for anew"
 
 
-def test_a_leader_that_regains_no_authority_is_fenced():
+def test_a_leader_that_regains_no_lease_is_fenced():
     _, at, outputs = until(leads("a", "b"), 100.0, ROLE.FENCED)
     assert at == 100.0 + 4 * T
     assert outputs[-1] == el.Fence("only 1 of the 3 voters have answered, which is no majority")

@@ -93,7 +93,7 @@ def test_a_leader_that_is_late_again_and_again_gives_up_a_silent_node():
 
 
 def test_a_leader_that_was_out_of_touch_counts_silence_from_its_return():
-    """It nearly lost its authority: the others could not reach it, and need a moment to connect again."""
+    """It nearly lost its lease: the others could not reach it, and need a moment to connect again."""
     agent, outputs = step(leader("a", "b"), el.Tick(), now=100.0 + 0.95 * T)
     assert outputs == [el.SuspendWorkers()]
     now = back = 100.0 + 0.97 * T

@@ -125,7 +125,7 @@ def test_a_worker_that_ended_while_nodes_were_waited_for_is_not_taken_for_alive(
 
 
 def test_an_inventory_that_comes_late_counts_until_the_clock_has_been_heard():
-    """The leader may have had no authority meanwhile: what came is handled first, and then the time that passed."""
+    """The leader may have had no lease meanwhile: what came is handled first, and then the time that passed."""
     late = AFTER + SETTINGS.node_timeout_s
     for state in moved_states():
         two = dataclasses.replace(state, nodes={**state.nodes, "n2": OTHER})

@@ -67,7 +67,7 @@ class SimLeader(Leader):
 
     def welcome(self, node: NodeId) -> tuple[peers.ToNode, ...]:
         loop: Any = asyncio.get_running_loop()
-        assert loop.agent.has_authority(), f"{loop.name} admits {node} without authority"
+        assert loop.agent.holds_lease(), f"{loop.name} admits {node} without a lease"
         return super().welcome(node)
 
 
@@ -137,8 +137,8 @@ class SimAgent:
         leadership = None if self.member is None else getattr(self.member, "leadership", None)
         return None if leadership is None or leadership._closed else leadership.agent
 
-    def has_authority(self) -> bool:
-        return self.election is not None and quorum.has_authority(self.election, self.loop.time())
+    def holds_lease(self) -> bool:
+        return self.election is not None and quorum.holds_lease(self.election, self.loop.time())
 
 
 class Job:
@@ -301,7 +301,7 @@ class Job:
     # --- invariants ------------------------------------------------------------------------------------------------
 
     def check_decision(self, agent: SimAgent, event: ev.Event) -> None:
-        """Assert that a term has one leader, that only one leader decides, and that it has authority."""
+        """Assert that a term has one leader, that only one leader decides, and that it holds a lease."""
         election = agent.election
         if election is None or agent.member is None or agent.member.leader is None:
             return  # it starts
@@ -315,10 +315,10 @@ class Job:
         if state.phase is JobPhase.STOPPED:
             return
         assert self.known_end is None, f"{agent.name} decides {event}, but the job has ended: {self.known_end}"
-        assert agent.has_authority(), f"{agent.name} decides {event} without authority"
+        assert agent.holds_lease(), f"{agent.name} decides {event} without a lease"
         for other in self.living():
             if other is not agent and other.loop.runs:
-                assert not other.has_authority(), f"{other.name} and {agent.name} have authority"
+                assert not other.holds_lease(), f"{other.name} and {agent.name} hold a lease"
 
     def check_end(self, agent: SimAgent, exit_code: int) -> None:
         """Assert that all agents learn the same exit code."""

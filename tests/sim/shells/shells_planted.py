@@ -76,10 +76,10 @@ def a_leader_decides_without_authority(patch):
 
 
 def authority_lasts_until_its_timer_fires(patch):
-    def has_authority(leadership):
+    def holds_lease(leadership):
         return leadership.agent.role is ElectionRole.LEADER and leadership.agent.lapsed_at is None
 
-    patch.setattr(Leadership, "has_authority", has_authority)
+    patch.setattr(Leadership, "holds_lease", holds_lease)
 
 
 def a_node_rejoins_without_its_workers(patch):
@@ -108,7 +108,7 @@ def a_node_is_admitted_without_authority(patch):
 
 
 class _Bold:
-    """Leadership that always claims authority."""
+    """Leadership that always claims a lease."""
 
     def __init__(self, leadership):
         self._leadership = leadership
@@ -116,7 +116,7 @@ class _Bold:
     def __getattr__(self, name):
         return getattr(self._leadership, name)
 
-    def has_authority(self):
+    def holds_lease(self):
         return True
 
 

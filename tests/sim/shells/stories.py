@@ -55,7 +55,7 @@ class Story(Job):
         if self.leader is None:
             return "no agent has decided anything"
         leader, state = self.leader
-        if not leader.lives or leader.member is None or leader.member.leader is None or not leader.has_authority():
+        if not leader.lives or leader.member is None or leader.member.leader is None or not leader.holds_lease():
             return f"{leader.name} decided last, but no longer leads"
         if state.phase not in _AT_WORK or state.move is not None or state.repair is not None:
             return f"the job is {state.phase}, repair {state.repair is not None}, move {state.move is not None}"
@@ -162,7 +162,7 @@ class Story(Job):
     def pick(self) -> Machine:
         """Return a machine with an agent, in half of the cases the leader's."""
         living = [agent.machine for agent in self.living()]
-        leading = [agent.machine for agent in self.living() if agent.has_authority()]
+        leading = [agent.machine for agent in self.living() if agent.holds_lease()]
         return self.rng.choice(leading if leading and self.rng.random() < 0.5 else living)
 
     def _pairs(self, machine: Machine) -> list[tuple[str, str]]:

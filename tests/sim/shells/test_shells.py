@@ -304,7 +304,7 @@ def asked_without_authority():
     with job(4, absent=["n3"]) as made:
         made.only_calm = False
         cut = apart(made, ("n0", "n3"), ("n1", "n2"))
-        made.until(lambda: not made.agent_on("n0").has_authority(), BOUND_S, "the leader lacks authority")
+        made.until(lambda: not made.agent_on("n0").holds_lease(), BOUND_S, "the leader lacks a lease")
         made.start("n3")
         made.until(lambda: open_between(made, "n0", "n3") != [], BOUND_S, "n3 asks the leader")
         yield made, cut

@@ -19,7 +19,7 @@ def led_again(meanwhile=lambda _made, _leader: None, *, before=lambda _made: Non
     """Yield a job whose first leader leads again, in term 2, and that leader.
 
     The voters were cut off from each other: one voted for another in term 1, which never led. `before` is called just before
-    the cut, and `meanwhile` just after it, while the leader still has authority.
+    the cut, and `meanwhile` just after it, while the leader still holds a lease.
     """
     with simulated(1, 4, settings(4), Story) as made:
         for name in made.network.machines:
@@ -37,7 +37,7 @@ def led_again(meanwhile=lambda _made, _leader: None, *, before=lambda _made: Non
             leader.submit, ev.TimeAdvanced()
         )  # no other voter has this entry, so that none of them can win
         meanwhile(made, leader)
-        made.until(lambda: not first.has_authority(), BOUND_S, "the leader lacks authority")
+        made.until(lambda: not first.holds_lease(), BOUND_S, "the leader lacks a lease")
 
         def hear(name, *vote, log, voted_term, pre_vote):
             agent = made.agent_on(name)
@@ -51,7 +51,7 @@ def led_again(meanwhile=lambda _made, _leader: None, *, before=lambda _made: Non
         hear(mine, 2, voter, log=0, voted_term=1, pre_vote=True)  # before the voter's connection is there again
         assert first.election.role is el.ElectionRole.FOLLOWER
         made.network.heal([pair for pair in pairs if candidate not in pair])
-        made.until(first.has_authority, BOUND_S, "it is elected again")
+        made.until(first.holds_lease, BOUND_S, "it is elected again")
         made.network.heal([pair for pair in pairs if candidate in pair])
         assert first.election.term == 2
         assert first.member.leader is leader
@@ -71,13 +71,13 @@ def test_a_leader_that_leads_again_goes_on_with_all_nodes():
 def test_a_leader_that_leads_again_tells_nodes_what_they_may_have_missed(late):
     """A message about copies was lost with a connection of the earlier term. It counted as sent: nothing was committed again.
 
-    `late`: other copies were needed while it had no authority, and it sent the message when it led again.
+    `late`: other copies were needed while it had no lease, and it sent the message when it led again.
     """
 
     def refuse(made, leader):
         agent = made.leader[0]
         if late:
-            made.until(lambda: not agent.has_authority(), BOUND_S, "the leader lacks authority")
+            made.until(lambda: not agent.holds_lease(), BOUND_S, "the leader lacks a lease")
         rank, (holder, *_) = next(each for each in enumerate(leader.state.buddies) if made.homes[each[0]] == agent.node)
         agent.loop.inside(leader.submit, ev.CopyRefused(holder, rank))
 

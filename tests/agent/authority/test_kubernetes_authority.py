@@ -4,7 +4,7 @@ import pytest
 from kit.kubernetes import NAMESPACE
 
 from deadpool_run.agent.authority.claim import LeaderClaim, RunEnd
-from deadpool_run.agent.authority.lease_authority import ANNOTATION
+from deadpool_run.agent.authority.kubernetes_authority import ANNOTATION
 from deadpool_run.agent.authority.parse import parse_authority
 from deadpool_run.errors import AuthorityError
 
