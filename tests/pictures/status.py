@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
-from terminal import svg_format
+from svg import terminal_format
 
 from deadpool_run.cli.screen.page import ScreenSize, screen_lines
 from deadpool_run.cli.screen.state import RankOrder, ScreenState
@@ -123,7 +123,7 @@ def draw(state, columns, lines, path, title):
         for line in screen_lines(state, NOW, ScreenSize(columns, lines, "truecolor"), lambda *_: []):
             console.print(Text.from_ansi(line), no_wrap=True, overflow="crop")
     path.parent.mkdir(exist_ok=True)
-    console.save_svg(str(path), title=title, code_format=svg_format(), unique_id=path.stem)
+    console.save_svg(str(path), title=title, code_format=terminal_format(), unique_id=path.stem)
 
 
 def main(folder=PICTURES):

@@ -2,6 +2,8 @@
 
 from xml.sax.saxutils import escape
 
+from rich._export_format import CONSOLE_SVG_FORMAT
+
 FONTS = "system-ui, -apple-system, Segoe UI, Helvetica, Arial, sans-serif"
 INK, GREY, LINE = "#111827", "#6b7280", "#e5e7eb"
 
@@ -35,6 +37,13 @@ def picture(width, height, title, parts):
             "</svg>\n",
         )
     )
+
+
+def terminal_format():
+    """Return rich's template of a terminal without the fonts that it would load from the network."""
+    before, _, rest = CONSOLE_SVG_FORMAT.partition("    @font-face {{")
+    *_, after = rest.split("    }}\n\n", 1)
+    return (before + after).replace("Fira Code, monospace", "'DejaVu Sans Mono', Menlo, Consolas, monospace")
 
 
 def _written(attributes):

@@ -15,9 +15,9 @@ import textwrap
 import time
 from pathlib import Path
 
-from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console
 from rich.text import Text
+from svg import terminal_format
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "recipes" / "gpt"))
@@ -98,20 +98,13 @@ def styled(seconds, line):
     return text
 
 
-def svg_format():
-    """Return rich's template without the fonts that it would load from the network."""
-    before, _, rest = CONSOLE_SVG_FORMAT.partition("    @font-face {{")
-    *_, after = rest.split("    }}\n\n", 1)
-    return (before + after).replace("Fira Code, monospace", "'DejaVu Sans Mono', Menlo, Consolas, monospace")
-
-
 def draw(lines, path):
     with Path(os.devnull).open("w") as nowhere:
         console = Console(record=True, width=WIDTH, file=nowhere, force_terminal=True, color_system="truecolor")
         for seconds, line in lines:
             console.print(styled(seconds, line))
     path.parent.mkdir(exist_ok=True)
-    console.save_svg(str(path), title="kill -9 of a rank", code_format=svg_format(), unique_id="recovery")
+    console.save_svg(str(path), title="kill -9 of a rank", code_format=terminal_format(), unique_id="recovery")
 
 
 def main():
