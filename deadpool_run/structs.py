@@ -1,8 +1,11 @@
 """Base classes of everything that is encoded: events, effects, messages and their parts."""
 
-from typing import dataclass_transform
+from typing import Annotated, dataclass_transform
 
 import msgspec
+
+Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
+"""A TCP port. Decoding refuses any other number: sockets raise OverflowError."""
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(msgspec.field,))

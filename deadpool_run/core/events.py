@@ -4,7 +4,7 @@ from deadpool_run.core.found import WorkerFound
 from deadpool_run.core.injection import KillHow
 from deadpool_run.errors import Blame
 from deadpool_run.ids import ONLY_NODE, Epoch, NodeId, Rank, Version, WorkerId
-from deadpool_run.structs import Tagged, Untagged
+from deadpool_run.structs import Port, Tagged, Untagged
 
 _NO_EPOCH = Epoch(0)
 
@@ -29,7 +29,7 @@ class Place(Untagged):
 
     name: str = "localhost"
     address: str = "127.0.0.1"
-    port: int = 0
+    port: Port = 0
     failure_domain: str = ""
     order: int | None = None
     devices: int = 0

@@ -4,9 +4,9 @@ A frame is a 4-byte big-endian length and a JSON object whose `type` names the m
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Annotated, Any
 
-from msgspec import Raw
+from msgspec import Meta, Raw
 
 from deadpool_run.core.effects import Effect
 from deadpool_run.core.events import Event, NodeResynced, Place
@@ -14,7 +14,7 @@ from deadpool_run.core.leadership.electorate import AgentEnded, Configuration, V
 from deadpool_run.core.settings import Settings
 from deadpool_run.core.state import State
 from deadpool_run.ids import NodeId, Rank
-from deadpool_run.structs import Tagged, Untagged
+from deadpool_run.structs import Port, Tagged, Untagged
 from deadpool_run.wire.checkpoints import CheckpointFailed, DurableSpec, StepTaken, TakeStep
 from deadpool_run.wire.frames import MessageFormat, pack
 from deadpool_run.wire.stores import CallersIdentified, IdentifyCallers
@@ -28,7 +28,7 @@ class Peer(Untagged):
 
     node: NodeId
     address: str
-    port: int
+    port: Port
 
 
 # --- a node's agent to the leader's ----------------------------------------------------------------------------------
@@ -175,7 +175,7 @@ class Heartbeat(Tagged):
 class Agents(Tagged):
     """Lists the configurations whose voters elect a leader, the newest last. A leader needs a majority of each."""
 
-    configurations: tuple[Configuration, ...]
+    configurations: Annotated[tuple[Configuration, ...], Meta(min_length=1)]
     peers: tuple[Peer, ...]
     """The voters whose addresses are known."""
 

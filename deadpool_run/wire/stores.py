@@ -4,13 +4,13 @@ from collections.abc import Iterator
 
 from msgspec.structs import replace
 
-from deadpool_run.structs import Tagged, Untagged
+from deadpool_run.structs import Port, Tagged, Untagged
 
 
 class StoreListening(Tagged):
     """Reports the port on which the store's process serves."""
 
-    port: int
+    port: Port
 
 
 class StoreCaller(Untagged):
@@ -18,14 +18,14 @@ class StoreCaller(Untagged):
 
     number: int
     address: str
-    port: int
+    port: Port
 
 
 class IdentifyCallers(Tagged):
     """Asks whether processes of the job's user made these connections, which reached the store at `host` and `port`."""
 
     host: str
-    port: int
+    port: Port
     callers: tuple[StoreCaller, ...]
 
     def by_address(self) -> Iterator[tuple[str, "IdentifyCallers"]]:

@@ -9,6 +9,7 @@ from typing import get_args
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from kit.messages import register
 from kit.replay import replay
 
 from deadpool_run.coordinator import journal
@@ -20,7 +21,7 @@ from deadpool_run.core.settings import Settings
 from deadpool_run.errors import ProtocolError
 from deadpool_run.wire import typed
 
-st.register_type_strategy(float, st.floats(allow_nan=False, allow_infinity=False))  # JSON has no others
+register()
 SETTINGS = Settings(world_size=2, spares=1)
 TIMELINE = [
     ev.JobSubmitted(),

@@ -3,7 +3,9 @@
 import inspect
 
 from deadpool_run.core import events as ev
+from deadpool_run.core.leadership.electorate import Configuration
 from deadpool_run.core.settings import Settings
+from deadpool_run.ids import NodeId
 from deadpool_run.transport.connections import Connections
 from deadpool_run.wire import peers
 from kit.ends import Changes, NodeEnd, within_bound
@@ -11,7 +13,7 @@ from kit.sealed import sealed_pair
 
 HERE = "leader"
 SETTINGS = Settings(world_size=2)
-AGENTS = peers.Agents((), ())
+AGENTS = peers.Agents((Configuration(1, 1, NodeId(HERE), (NodeId(HERE),)),), ())
 
 
 class Owner(Changes):

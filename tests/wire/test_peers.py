@@ -6,6 +6,7 @@ from typing import get_args
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from kit.messages import register
 from msgspec import Raw
 
 from deadpool_run.core import effects as do
@@ -15,7 +16,7 @@ from deadpool_run.errors import ProtocolError
 from deadpool_run.wire import peers
 from deadpool_run.wire.typed import to_json
 
-st.register_type_strategy(float, st.floats(allow_nan=False, allow_infinity=False))  # JSON has no others
+register()
 
 MESSAGES = get_args(peers.Message)
 CALM = settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow], deadline=None)
@@ -44,7 +45,7 @@ def _of(kind):
         peers.Joined: {"settings": st.just(a_job)},
         peers.Answer: {"answer": st.dictionaries(st.text(), JSON, max_size=3).map(to_json).map(Raw)},
     }
-    return st.builds(kind, **free.get(kind, {}))
+    return st.builds(kind, **free[kind]) if kind in free else st.from_type(kind)
 
 
 @CALM

@@ -45,7 +45,7 @@ class Leading(Protocol):
         """Handle what has happened on a node."""
 
     def mirror(self, node: NodeId, rank_entries: Iterable[tuple[int, ...]]) -> None:
-        """Publish the status pages of another node."""
+        """Publish the status pages of another node. Raises ValueError."""
 
     def welcome(self, node: NodeId) -> tuple[peers.ToNode, ...]:
         """Return the first messages for a node that joins."""
@@ -287,7 +287,7 @@ class Followers:
                 self.connections.confirmed(node, message.received)
                 self._see_who_knows()
                 self._confirm(node, sent_at)
-                self._leader.mirror(node, message.rank_entries)
+                self._mirror(node, message.rank_entries)
                 self.seen[node] = Seen(self._loop.time(), message.traffic)
             case peers.Ask(number, request):
                 self._leader.request_handler.answer_later(
@@ -302,6 +302,12 @@ class Followers:
         if self._timer is not None and self._loop.time() > self._timer.when():
             self._heartbeat()  # first, as it is due: the reports of one turn of the loop may take long
         self._leader.heard(node, report)
+
+    def _mirror(self, node: NodeId, rank_entries: Iterable[tuple[int, ...]]) -> None:
+        try:
+            self._leader.mirror(node, rank_entries)
+        except ValueError as error:
+            raise ProtocolError(f"no rank entry: {error}") from error
 
     def _confirm(self, node: NodeId, sent_at: float) -> None:
         """Note the node's answer. After its first one it hears of that at once: until then its workers may be stopped."""

@@ -20,7 +20,7 @@ def heartbeat_ack(node: LocalNode, heartbeat: peers.Heartbeat, configuration: in
 
 
 def carry_out(node: LocalNode, message: peers.Message) -> None:
-    """Pass a message of the leader to the node. Raises `ProtocolError` for one that is none."""
+    """Pass a message of the leader to the node. Raises `ProtocolError` for one that is none, or has a value that cannot be."""
     match message:
         case peers.World():
             node.set_world(message)
@@ -28,8 +28,8 @@ def carry_out(node: LocalNode, message: peers.Message) -> None:
             node.perform(effect, capture_interval, source)
         case peers.Buddies():
             node.set_buddies(message)
-        case peers.Committed():
-            node.committed(message)
+        case peers.Committed() | IdentifyCallers():
+            _tell(node, message)
         case TakeStep():
             node.participant.take_step(message)
         case peers.Void(attempt):
@@ -38,7 +38,16 @@ def carry_out(node: LocalNode, message: peers.Message) -> None:
             node.participant.load(message)
         case peers.Durable():
             node.newest_durable = message
-        case IdentifyCallers():
-            node.identify(message)
         case _:
             raise ProtocolError(f"a leader does not send {type(message).__name__}")
+
+
+def _tell(node: LocalNode, message: peers.Committed | IdentifyCallers) -> None:
+    """Pass a message whose values the status page or the kernel checks: versions, and addresses."""
+    try:
+        if isinstance(message, peers.Committed):
+            node.committed(message)
+        else:
+            node.identify(message)
+    except ValueError as error:
+        raise ProtocolError(f"a {type(message).__name__} with a wrong value: {error}") from error

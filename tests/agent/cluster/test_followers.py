@@ -40,6 +40,7 @@ class FakeLeader:
         return (peers.Joined(node, "id", "name", SETTINGS, None),)
 
 
+AGENTS = peers.Agents((electorate.Configuration(0, 1, "leader", ("leader",)),), ())
 LAUNCH = {"--authority": "agents", "argument 1": "--lr", "argument 2": "3"}
 
 
@@ -120,7 +121,7 @@ class FakeLeadership(Changes):
         return True
 
     def agents(self):
-        return peers.Agents((), ())
+        return AGENTS
 
     def know(self, peer):
         self.known.append(peer.node)
@@ -220,7 +221,7 @@ def test_nodes_that_come_in_one_turn_of_the_loop_are_taken_in_together():
         followers = Followers(leader, leadership, LAUNCH)
         ends = {name: join(followers, name) for name in ("a", "b")}
         for name, end in ends.items():
-            assert await end.hears(2) == [peers.Joined(name, "id", "name", SETTINGS, None), peers.Agents((), ())]
+            assert await end.hears(2) == [peers.Joined(name, "id", "name", SETTINGS, None), AGENTS]
         await leadership.until(lambda: leadership.joined)
         assert leadership.joined == [["a", "b"]]
         assert [event.node for event in leader.told] == leadership.known == ["a", "b"]
