@@ -30,7 +30,7 @@ from deadpool_run.agent.processes.store import LOOPBACK
 from deadpool_run.agent.records import old_runs, script_copy
 from deadpool_run.agent.records.launch_identity import identity_of
 from deadpool_run.agent.records.logs import Logs
-from deadpool_run.agent.records.run_record import make_run_dir
+from deadpool_run.agent.records.run_record import component, make_run_dir
 from deadpool_run.agent.rendezvous import rendezvous
 from deadpool_run.agent.rendezvous.peer_server import PeerServer
 from deadpool_run.agent.spec import Cluster, LaunchSpec
@@ -283,13 +283,13 @@ class _Agent:
         return exit_code
 
     def _spec_of(self, cluster: Cluster, joined: peers.Joined) -> LaunchSpec:
-        """Return this node's launch with the job's settings."""
-        base = self._spec.run_dir if cluster.own_directory else self._spec.run_dir.parent / joined.run_name
+        """Return this node's launch with the job's settings. Raises `ProtocolError`."""
+        base = self._spec.run_dir if cluster.own_directory else self._spec.run_dir.parent / component(joined.run_name)
         return replace(
             self._spec,
             settings=joined.settings,
             run_id=joined.run_id,
-            run_dir=base / f"node-{joined.node}",
+            run_dir=base / component(f"node-{joined.node}"),
             durable=joined.durable,
             base_dir=base,
         )

@@ -13,7 +13,7 @@ from deadpool_run.agent.console import tell
 from deadpool_run.agent.spec import LaunchSpec
 from deadpool_run.coordinator.address import JOURNALS, SOCKET_NAME
 from deadpool_run.coordinator.sink import Sink
-from deadpool_run.errors import UsageError
+from deadpool_run.errors import ProtocolError, UsageError
 from deadpool_run.wire.typed import read_object
 
 RECORD_NAME = "run.json"
@@ -25,10 +25,12 @@ _PLACES = (RECORD_NAME, f"*/{RECORD_NAME}", f"*/*/{RECORD_NAME}")
 
 
 def make_run_dir(run_dir: Path) -> None:
-    """Make a run's directory, mode 0700. Raises `UsageError` if that fails, or if it holds another run."""
+    """Make a run's directory, mode 0700. Raises `UsageError` if that fails, or if it holds another run.
+
+    One that exists keeps its mode: with `--run-dir` it may be the user's.
+    """
     try:
         run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        run_dir.chmod(0o700)
     except OSError as error:
         raise UsageError(f"run directory {run_dir}: {error.strerror}\nchoose another with --run-dir") from error
     if (run_dir / RECORD_NAME).exists() or any(run_dir.glob(JOURNALS)):
@@ -41,6 +43,13 @@ def make_run_dir(run_dir: Path) -> None:
             f"{run_dir} holds another run{named}{state}\ngive this run another --run-id, or a --run-dir of its own; "
             "or remove that directory, with its journal and logs"
         )
+
+
+def component(name: str) -> str:
+    """Return a directory's name that a peer has sent. Raises `ProtocolError` if it leads anywhere else."""
+    if name in {"", ".", ".."} or "/" in name or "\0" in name:
+        raise ProtocolError(f"the leader sent {name!r}, which is no name of a directory")
+    return name
 
 
 def records_of(run_dir: Path) -> list[dict[str, Any]]:

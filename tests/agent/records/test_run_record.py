@@ -2,14 +2,19 @@
 
 import json
 import os
+import stat
 import threading
+from types import SimpleNamespace
 
 import pytest
 
+from deadpool_run.agent.agent import _Agent
 from deadpool_run.agent.records import run_record
-from deadpool_run.agent.records.run_record import RECORD_NAME, RunRecord, outcome
-from deadpool_run.agent.spec import LaunchSpec, Mode, Target
+from deadpool_run.agent.records.run_record import RECORD_NAME, RunRecord, make_run_dir, outcome
+from deadpool_run.agent.spec import Cluster, LaunchSpec, Mode, Target
 from deadpool_run.core.settings import Settings
+from deadpool_run.errors import ProtocolError
+from deadpool_run.wire.peers import Joined
 
 
 @pytest.fixture
@@ -51,3 +56,40 @@ def test_a_disk_that_stalls_delays_the_end_for_a_bounded_time(spec, capfd, monke
         if thread.name == "deadpool-record":
             thread.join()
     assert outcome(spec.run_dir) == 0
+
+
+@pytest.mark.parametrize("mode", [0o755, 0o1777])
+def test_a_directory_that_exists_keeps_its_mode(tmp_path, mode):
+    """It may be the folder of the user's project."""
+    tmp_path.chmod(mode)
+    make_run_dir(tmp_path)
+    assert stat.S_IMODE(tmp_path.stat().st_mode) == mode
+
+
+def test_a_directory_that_is_made_is_private(tmp_path):
+    make_run_dir(tmp_path / "new")
+    assert stat.S_IMODE((tmp_path / "new").stat().st_mode) == 0o700
+
+
+CLUSTER = Cluster(endpoints=(), token=b"token", node_name="n")
+
+
+def spec_of(spec, node, run_name):
+    joined = Joined(node, "id", run_name, spec.settings, None)
+    return _Agent._spec_of(SimpleNamespace(_spec=spec), CLUSTER, joined)
+
+
+@pytest.mark.parametrize("name", ["..", ".", "", "/tmp", "a/b", "../a", "a\0b"])
+def test_a_leader_cannot_name_a_directory_elsewhere(spec, name):
+    with pytest.raises(ProtocolError, match="is no name of a directory"):
+        spec_of(spec, "n", name)
+
+
+@pytest.mark.parametrize("node", ["/../a", "a/../../../b"])
+def test_a_node_id_cannot_lead_elsewhere(spec, node):
+    with pytest.raises(ProtocolError, match="is no name of a directory"):
+        spec_of(spec, node, "job")
+
+
+def test_a_node_has_its_directory_in_that_of_the_run(spec):
+    assert spec_of(spec, "n~2", "job 1-r2").run_dir == spec.run_dir.parent / "job 1-r2" / "node-n~2"
