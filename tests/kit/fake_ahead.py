@@ -1,4 +1,4 @@
-"""Lets the host run ahead of the fake device: tensor operations go to a stream, and the host continues at once.
+"""Lets the host run ahead of the fake device: tensor operations go to its current stream, and the host continues at once.
 
 An operation that returns new tensors runs twice. It runs at once, on the present contents of its inputs, so that the host
 knows the shape. It runs again in its turn on the stream, and its result replaces the first one. Views change only the host's
@@ -15,24 +15,24 @@ _AT_ONCE = {"resize_", "set_", "_resize_output_", "record_stream", "lift_fresh",
 class Ahead(TorchDispatchMode):
     """The mode of the main thread, which also runs the backward of CPU tensors."""
 
-    def __init__(self, stream):
+    def __init__(self, device):
         super().__init__()
-        self._stream = stream
+        self._device = device
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
+        kwargs, stream = kwargs or {}, self._device.current
         schema = func._schema
         tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         name = schema.name.partition("::")[2]
         if not tensors or name in _AT_ONCE or _is_view(schema):
             return func(*args, **kwargs)
         if torch.Tag.nondeterministic_seeded in func.tags or not all(map(_is_tensors, schema.returns)):
-            self._stream.record().wait()
+            stream.record().wait()
             return func(*args, **kwargs)
         # An alias has its own version counter: the host has counted this write already.
         args, kwargs = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.data, (args, kwargs))
         if schema.is_mutable:
-            self._stream.enqueue(lambda: func(*args, **kwargs))
+            stream.enqueue(lambda: func(*args, **kwargs))
             return _written(schema, args, kwargs, tensors)
         result = func(*args, **kwargs)
         outputs = [leaf.data for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
@@ -42,17 +42,17 @@ class Ahead(TorchDispatchMode):
             for output, value in zip(outputs, found, strict=True):
                 output.copy_(value)
 
-        self._stream.enqueue(again)
+        stream.enqueue(again)
         return result
 
 
-def read_in_order(stream):
-    """Make the host wait for the stream when it reads a tensor's memory without an operation."""
+def read_in_order(device):
+    """Make the host wait for the current stream when it reads a tensor's memory without an operation."""
     for name in ("numpy", "tolist", "__array__"):
         plain = getattr(torch.Tensor, name)
 
         def waiting(self, *args, _plain=plain, **kwargs):
-            stream.record().wait()
+            device.current.record().wait()
             return _plain(self, *args, **kwargs)
 
         setattr(torch.Tensor, name, waiting)

@@ -28,6 +28,7 @@ also in the wheel. PGN2 is ProcessGroupNCCL2 of torch 2.15, in the folder nccl2.
 | errors show who caused them | PGN, NCCLUtils.hpp: the result code is in the text |
 """
 
+import contextlib
 import os
 import sys
 import threading
@@ -133,12 +134,39 @@ class FakeDevice:
     def mark(self):
         return self.current.record()
 
+    def streams(self):
+        return (self.current,)
+
+    def join(self, streams):
+        for stream in streams:
+            if stream is not self.current:
+                self.current.wait_event(stream.record())
+
+    @contextlib.contextmanager
+    def on(self, stream):
+        """Give work to another stream in here. It begins there after what the current one has."""
+        stream.wait_event(self.current.record())
+        before, self.current = self.current, stream
+        try:
+            yield
+        finally:
+            self.current = before
+
+    def stream(self, name):
+        """Return another stream."""
+        return FakeStream(name, latency_s=LATENCY_S)
+
+    @property
+    def is_ahead(self):
+        """Whether the host runs ahead of tensor operations."""
+        return not isinstance(self.current, HostStream)
+
     def run_ahead(self):
         """Run the main thread's tensor operations on a stream from now on."""
         if isinstance(self.current, HostStream):
             self.current = FakeStream("current", latency_s=LATENCY_S)
-            fake_ahead.read_in_order(self.current)
-            fake_ahead.Ahead(self.current).__enter__()
+            fake_ahead.read_in_order(self)
+            fake_ahead.Ahead(self).__enter__()
 
     # --- for tests and communicators -------------------------------------------------------------------------------
 

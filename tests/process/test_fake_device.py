@@ -84,3 +84,14 @@ def test_a_death_while_the_host_runs_ahead_of_the_device(cluster, reference, fau
     told = {(rank, version): state for (rank, version), state in reference("ddp", 14).items()}
     job.check_repaired({where: told[where] for where in told if where[1] < AHEAD or where[1] == 14}, [2])
     assert not violations.exists(), violations.read_text(encoding="utf-8")
+
+
+def test_updates_on_a_stream_that_only_the_next_step_waits_for(cluster, reference, tmp_path):
+    """A snapshot that does not wait for it is torn, and the replacement and every survivor restore it."""
+    violations = tmp_path / "violations"
+    words = ("--layout", "ddp-side", "--steps", "12", "--quiet-from", str(AHEAD), "--die", "rank=2,step=8,at=before")
+    env = {"FAKE_DEVICE": "ahead", VIOLATIONS_VARIABLE: str(violations)}
+    job = cluster(*words, env=env)
+    told = {(rank, version): state for (rank, version), state in reference("ddp-side", 12).items()}
+    job.check_repaired({where: told[where] for where in told if where[1] < AHEAD or where[1] == 12}, [2])
+    assert not violations.exists(), violations.read_text(encoding="utf-8")

@@ -5,6 +5,7 @@ a kernel that never ends, an aborted collective looks successful and leaves garb
 docs/gpu.md says which of these facts each implementation rests on, and what has shown them.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Protocol
@@ -87,3 +88,9 @@ class DeviceBackend(Protocol):
 
     def mark(self) -> Mark:
         """Mark the work that the calling thread has given to the device so far."""
+
+    def streams(self) -> tuple[Any, ...]:
+        """Return the streams that get the calling thread's work now. They are hashable."""
+
+    def join(self, streams: Iterable[Any]) -> None:
+        """Let later work of the calling thread wait for all that these streams have so far. The host does not wait."""

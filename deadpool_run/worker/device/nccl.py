@@ -10,6 +10,7 @@ The function of torch or NCCL on which a statement here rests is named in docs/g
 import os
 import re
 import time
+from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any, NoReturn
 
@@ -155,6 +156,17 @@ class Nccl:
     def mark(self) -> CudaMark:
         """See `DeviceBackend.mark`."""
         return CudaMark()
+
+    def streams(self) -> tuple[torch.cuda.Stream, ...]:
+        """See `DeviceBackend.streams`. There is one on each GPU that the process sees, as a model may be on several."""
+        return tuple(map(torch.cuda.current_stream, range(torch.cuda.device_count())))
+
+    def join(self, streams: Iterable[torch.cuda.Stream]) -> None:
+        """See `DeviceBackend.join`."""
+        for stream in streams:
+            current = torch.cuda.current_stream(stream.device)
+            if stream != current:
+                current.wait_stream(stream)
 
     def _make(self, store: Store, rank: int, size: int, options: Any) -> Any:
         return nccl.legacy(store, rank, size, options)

@@ -5,6 +5,8 @@ run. Waiting for it in every step would leave the device idle while the host pre
 waits for the end of the step before, and what rests on a step asks whether the device has ended it.
 """
 
+from typing import Any
+
 import torch
 
 from deadpool_run.worker.device.backend import DeviceBackend, Mark
@@ -16,11 +18,24 @@ class RunAhead:
     def __init__(self, backend: DeviceBackend | None) -> None:
         self._backend = backend
         self._last: Mark | None = None
+        self._streams: set[Any] = set()
+
+    def note(self) -> None:
+        """Note that an optimizer updates on the calling thread's streams. Any thread."""
+        if self._backend is not None:
+            self._streams.update(self._backend.streams())
+
+    def join(self) -> None:
+        """Let the main thread's streams wait for those of its optimizers. The host does not wait."""
+        if self._backend is not None:
+            streams, self._streams = self._streams, set()
+            self._backend.join(streams)
 
     def end_step(self, *, now: bool) -> None:
-        """Mark the end of a step. Wait until the device has ended the step before, or with `now` this one."""
+        """Mark the end of a step, all of its updates included. Wait until the device has ended the step before, or with `now` this one."""
         if self._backend is None:
             return
+        self.join()
         before, self._last = self._last, self._backend.mark()
         if now:
             self._last.wait()

@@ -70,6 +70,7 @@ class LoopMember(RepairParticipant):
         if not self.rehearsing:
             if not self.practising:
                 self._live = self.completed
+                self.registry.run_ahead.join()
                 self.snapshots.capture_now(self.completed)
             self._link.send(ev.SetupCompleted(THIS_WORKER))
         self._rank_entry.phase = Phase.BETWEEN
@@ -97,6 +98,7 @@ class LoopMember(RepairParticipant):
         if self.rehearsing:
             return
         self._stop_if_lost()
+        self.registry.run_ahead.note()
         self.snapshots.wait()
         # If a peer died now with its copy half written, two steps would be lost: this one and the one it was copying.
         if self._in_step and not (

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
+
+from deadpool_run.worker.device import choose
 
 WIDTH = 32
 BATCH = 16
@@ -85,6 +88,26 @@ def build_ddp(ballast_mb):
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     blocks = [module for module in model.modules() if isinstance(module, Block)]
     return Training(model, optimizer, blocks, simple_step(model, optimizer, dist.get_rank()))
+
+
+def build_ddp_side(_ballast_mb):
+    """Updates on a stream of its own, which only the next step waits for. Without a device: at once."""
+    model = DistributedDataParallel(stack(), bucket_cap_mb=0.05)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    rank, device, side = dist.get_rank(), choose.device_backend(), []
+
+    def step(index):
+        is_ahead = device is not None and device.is_ahead
+        if is_ahead and not side:
+            side.append(device.stream("side"))
+        for stream in side:
+            device.join([stream])
+        model(batch(index, rank)).pow(2).mean().backward()
+        with device.on(side[0]) if side else nullcontext():
+            optimizer.step()
+            optimizer.zero_grad()
+
+    return Training(model, optimizer, list(model.module), step)
 
 
 def build_ddp_compiled(_ballast_mb):
@@ -214,6 +237,7 @@ def build_plain(_ballast_mb):
 LAYOUTS = {
     "ddp": build_ddp,
     "ddp-full": build_ddp_full,
+    "ddp-side": build_ddp_side,
     "ddp-compiled": build_ddp_compiled,
     "ddp-scaled": build_ddp_scaled,
     "fsdp": build_fsdp,

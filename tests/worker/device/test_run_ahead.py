@@ -10,6 +10,7 @@ from torch import nn
 
 from deadpool_run.worker.device import choose
 from deadpool_run.worker.device.run_ahead import RunAhead
+from deadpool_run.worker.loop.updates import Updates
 from deadpool_run.worker.snapshot.snapshot import Snapshots
 
 
@@ -38,8 +39,60 @@ def test_the_end_of_a_step_waits_for_the_step_before():
     device.current.join()
 
 
+@pytest.fixture
+def stepping(ahead):
+    """An optimizer whose step a member's hook sees, on a stream of its own that the main one does not wait for."""
+    side, gone, run_ahead = FakeStream("side"), FakeEvent(), RunAhead(ahead)
+    parameter = nn.Parameter(torch.zeros(3))
+    parameter.grad = torch.ones(3)
+    optimizer = torch.optim.SGD([parameter], lr=1.0)
+    updates = Updates(lambda *_: run_ahead.note(), lambda: None)
+
+    def step():
+        with ahead.on(side):
+            optimizer.step()
+            give(ahead, parameter, 7.0, gone)  # the stream's kernels: on a CPU, those of the optimizer have run
+
+    yield parameter, step, gone, run_ahead
+    gone.record()
+    side.enqueue(None)
+    side.join()
+    updates.close()
+
+
+def test_a_step_has_ended_only_when_the_streams_of_its_optimizers_have(stepping):
+    _, step, gone, run_ahead = stepping
+    step()
+    run_ahead.end_step(now=False)
+    assert not run_ahead._last.wait(0.2), "it has ended before the update"
+    assert not run_ahead.ended
+    gone.record()
+    run_ahead.end_step(now=True)
+    assert run_ahead.ended
+
+
+def test_a_snapshot_has_what_an_optimizer_on_another_stream_writes(slots, stepping):
+    parameter, step, gone, run_ahead = stepping
+    snapshots = slots.own()
+    snapshots.protect("model", nn.ParameterList([parameter]))
+    snapshots.capture_now(0)
+    step()
+    run_ahead.end_step(now=False)
+    snapshots.begin(1)
+    thread = threading.Thread(target=snapshots.wait)
+    thread.start()
+    thread.join(0.2)
+    assert thread.is_alive(), "it has copied what the update had not written"
+    gone.record()
+    thread.join(20)
+    assert snapshots.held() == (0, 1)
+    (written,) = slots.tensors(1).values()
+    assert torch.frombuffer(bytearray(written), dtype=torch.float32).tolist() == [7.0] * 3
+
+
 def test_without_a_device_nothing_waits():
     ahead = RunAhead(None)
+    ahead.note()
     ahead.end_step(now=True)
     assert ahead.ended
 
