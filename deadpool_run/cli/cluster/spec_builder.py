@@ -11,7 +11,7 @@ from typing import NamedTuple
 from deadpool_run.agent.numa import BindingMode
 from deadpool_run.agent.records import script_copy
 from deadpool_run.agent.spec import DEFAULT_PRELOAD, LaunchSpec, Mode, StartMethod, Streams, Target
-from deadpool_run.cli.cluster.nodes import Shape, cluster, host_of, shape
+from deadpool_run.cli.cluster.nodes import Shape, cluster, host_of, machine_count, shape
 from deadpool_run.cli.cluster.observers import chaos_plan, metrics_address, repair_command
 from deadpool_run.cli.options import accepted_only
 from deadpool_run.cli.options.machine import Surroundings
@@ -137,7 +137,7 @@ def split_needles(text: str) -> tuple[str, ...]:
 
 
 def _refuse_another_machine(values: Values, here: Surroundings) -> None:
-    if not values.flag("standalone") and values.text("nnodes") in {"1", "1:1"}:
+    if not values.flag("standalone") and machine_count(values) == 1:
         alone = "for several machines, add --nnodes N on each of them; for one machine, remove the option"
         host, _ = host_of(values.text("rdzv_endpoint"))
         if host and not (host.startswith("127.") or here.host_names & {host, host.partition(".")[0]}):

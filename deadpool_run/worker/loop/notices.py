@@ -1,0 +1,62 @@
+"""Texts of the loop's warnings and refusals: what was found, what follows from it, and what the script can do."""
+
+from collections.abc import Sequence
+
+from deadpool_run.text import shortened, size
+from deadpool_run.worker.transcript.transcript import MAX_BYTES
+from deadpool_run.worker.variables.first_values import OTHER_SETUP
+from deadpool_run.worker.variables.values.unkept import advice
+
+
+def too_much_received(what: Sequence[str]) -> str:
+    """Return why a job is refused whose set-up receives this data."""
+    return (
+        f"set-up received more data in collectives than a replacement can get again ({size(MAX_BYTES)}), and it is not the state of a "
+        f"protected object: {shortened(what)}.\n"
+        "Read it from a file on each rank, or job.protect() an object that has it (a buffer of a module, say). "
+        "deadpool_run.init(verify=False) turns this check off."
+    )
+
+
+def late_group(group: str) -> str:
+    """Return the warning of a group that a replacement does not create."""
+    return (
+        f"the process group {group!r} was created after the first two steps. A replacement for a lost rank does not create it, "
+        "so a loss stops the job from now on.\nCreate every group before job.steps()."
+    )
+
+
+def unkept(name: str, why: str) -> str:
+    """Return the warning of a variable that changes and that snapshots do not keep."""
+    return (
+        f"{name} changes, and snapshots do not keep it: {why}. After a loss, a script that reads it is refused.\n"
+        f"{advice(why)}"
+    )
+
+
+def left_alone(names: Sequence[str], rank: int) -> str:
+    """Return the warning of objects that a replacement does not have as the lost process had them."""
+    return (
+        f"snapshots do not keep {', '.join(names)}: the new process of rank {rank} goes on without what training "
+        "has changed there.\n"
+        "Nothing is lost by that for a progress bar or a log. If the weights depend on one, call job.protect() with an object "
+        "that has its state (state_dict() and load_state_dict())."
+    )
+
+
+def edited(files: Sequence[str]) -> str:
+    """Return why a replacement is refused that would run other modules than the other ranks."""
+    return (
+        f"{', '.join(files)} was edited since the job began: a replacement would run other code than the other ranks.\n"
+        "Undo the edit before you start the job again, or start each job from its own copy of the code."
+    )
+
+
+def other_total(total: int, first: int) -> str:
+    """Return why a replacement is refused whose loop has another length than the `first` process's."""
+    return f"job.steps() has {total} steps here and had {first} in the rank's first process. {OTHER_SETUP}"
+
+
+def other_numbers(names: Sequence[str]) -> str:
+    """Return the warning of variables that set-up gave other numbers in a replacement."""
+    return f"{shortened(names)}. {OTHER_SETUP}"
