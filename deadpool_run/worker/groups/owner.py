@@ -3,7 +3,8 @@
 import itertools
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NoReturn, Protocol
 
 from torch import Tensor
@@ -90,6 +91,15 @@ class GroupOwner(ABC):
         self.attempt += 1
         self.in_rehearsed_steps = rehearsed
         self.marks.begin_step(step, marking=self.verify and step >= 0 and not rehearsed)
+
+    @contextmanager
+    def unrecorded(self) -> Iterator[None]:
+        """Keep these collectives out of the transcript: a rehearsal does not issue them."""
+        recording, self.recording = self.recording, None
+        try:
+            yield
+        finally:
+            self.recording = recording
 
     def mark(self, what: str, tensors: list[Tensor]) -> None:
         """Mark the running step by its first reduction; stop the job if the mark differs from before a loss."""

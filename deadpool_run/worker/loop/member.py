@@ -179,13 +179,13 @@ class LoopMember(RepairParticipant):
             self._live = None
         elif step_failed or not self._peers_ready():
             self._discard(step_failed=step_failed)
-        elif self._is_verified(index) and self.agrees(Version(index + 1)):
+        elif self._is_verified(index) and self.replica_checks.agree(Version(index + 1), self.total):
             self._complete()
         else:
             self._live = None  # a rank was lost while replicas were compared
 
     def _decide_buckets(self) -> None:
-        with self.unrecorded():
+        with self.registry.unrecorded():
             buckets.decide(self.snapshots.protected, self.registry)
 
     def _discard(self, *, step_failed: bool) -> None:
@@ -200,7 +200,7 @@ class LoopMember(RepairParticipant):
         """After the second run of the trial, compare it with the first; False if a rank was lost meanwhile."""
         if self.trial.stage is not Trial.Stage.RAN:
             return True
-        with self.unrecorded():
+        with self.registry.unrecorded():
             is_proof = not any_rank(self._late.in_step)
             updated = any_rank(self._updates.begun or not self._optimizers)
         if self.registry.step_failed:
@@ -295,7 +295,7 @@ class LoopMember(RepairParticipant):
         if not due or not buckets.reduces_repeatably(self.snapshots.protected, updated=self._updates.ever):
             return False
         is_held = self.snapshots.hold(self.completed)
-        with self.unrecorded():
+        with self.registry.unrecorded():
             some_without = any_rank(not is_held)
         if self.registry.step_failed:
             return False

@@ -11,8 +11,8 @@ from deadpool_run.worker.variables.values.unkept import advice
 def too_much_received(what: Sequence[str]) -> str:
     """Return why a job is refused whose set-up receives this data."""
     return (
-        f"set-up received more data in collectives than a replacement can get again ({size(MAX_BYTES)}), and it is not the state of a "
-        f"protected object: {shortened(what)}.\n"
+        f"in set-up, collectives returned more than {size(MAX_BYTES)} of data that no protected object has. It cannot be given to a "
+        f"replacement: {shortened(what)}.\n"
         "Read it from a file on each rank, or job.protect() an object that has it (a buffer of a module, say). "
         "deadpool_run.init(verify=False) turns this check off."
     )

@@ -1,12 +1,8 @@
 """A rank's part in a repair: it reports its versions, restores the resume version, and attaches."""
 
 import functools
-import os
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import timedelta
-from pathlib import Path
 from typing import Any, NoReturn
 
 import torch.distributed as dist
@@ -14,9 +10,9 @@ from msgspec.structs import replace
 from torch.distributed.distributed_c10d import PrefixStore
 
 from deadpool_run.core import events as ev
-from deadpool_run.errors import AttachError, MissingGroupError, RefusedError, ReplicasDifferError
+from deadpool_run.errors import AttachError, MissingGroupError, RefusedError
 from deadpool_run.ids import Epoch, Rank, Version
-from deadpool_run.text import clipped, shortened, size
+from deadpool_run.text import clipped
 from deadpool_run.vault.status_page import DeviceLibrary, Phase, StatusPage
 from deadpool_run.wire.messages import THIS_WORKER, Attach, Captured
 from deadpool_run.worker.compat import c10d
@@ -24,26 +20,19 @@ from deadpool_run.worker.groups import backend
 from deadpool_run.worker.groups.connect import Source
 from deadpool_run.worker.groups.ddp_buckets import Wrappers
 from deadpool_run.worker.groups.registry import GroupState, Registry
+from deadpool_run.worker.loop import notices
+from deadpool_run.worker.loop.replica_checks import ReplicaChecks
 from deadpool_run.worker.process import rehearsal_output, sources
 from deadpool_run.worker.process.blame import blame
 from deadpool_run.worker.process.session import Session
 from deadpool_run.worker.snapshot.plan import live_tensors
 from deadpool_run.worker.snapshot.snapshot import Snapshots
 from deadpool_run.worker.transcript.rehearsal import Rehearsal
-from deadpool_run.worker.transcript.transcript import MAX_BYTES, Transcript
-from deadpool_run.worker.variables.first_values import OTHER_SETUP
-from deadpool_run.worker.variables.values.unkept import advice
-from deadpool_run.worker.verify.agreement import LATE, ReplicaDifference
+from deadpool_run.worker.transcript.transcript import Transcript
 from deadpool_run.worker.verify.script_names import current_line, warn
 
 ATTACH_TIMEOUT = timedelta(seconds=30)
 """The limit of one attach. It takes milliseconds, because all members are ready when it starts."""
-
-_TOO_MUCH = (
-    "in set-up, collectives returned more than {limit} of data that no protected object has. It cannot be given to a replacement: "
-    "{what}.\nRead it from a file on each rank, or job.protect() an object that has it (a buffer of a module, say). "
-    "deadpool_run.init(verify=False) turns this check off."
-)
 
 
 class RepairParticipant:
@@ -83,6 +72,7 @@ class RepairParticipant:
         )
         self.registry = Registry(rank_entry=self._rank_entry, on_failure=self._on_failure, timeout=timeout)
         self.registry.refuse = self.refuse
+        self.replica_checks = ReplicaChecks(session, self.snapshots, self.registry, self.refuse)
         if session.replacement:
             self.registry.playback = Transcript.read(session.transcript_fd)
         else:
@@ -126,7 +116,7 @@ class RepairParticipant:
         if (recording := self.registry.recording) is not None:
             lost = recording.end_setup(each.tensor for each in live_tensors(self.snapshots.protected).values())
             if lost and self.registry.verify:
-                self.refuse(_TOO_MUCH.format(what=shortened(lost), limit=size(MAX_BYTES)))
+                self.refuse(notices.too_much_received(lost))
 
     @property
     def interrupted(self) -> bool:
@@ -148,26 +138,10 @@ class RepairParticipant:
         """Warn of variables that change and that snapshots do not keep, and of groups that a replacement does not create."""
         late, self.registry.late_groups = self.registry.late_groups, []
         for group in late if self.session.rank == 0 else ():
-            warn(
-                f"the process group {group!r} was created after the first two steps. A replacement for a lost rank does not create it, "
-                "so a loss stops the job from now on.\nCreate every group before job.steps()."
-            )
+            warn(notices.late_group(group))
         names, self.snapshots.variables.too_large = self.snapshots.variables.too_large, {}
         for name, why in names.items() if self.session.rank == 0 else ():
-            warn(
-                f"{name} changes, and snapshots do not keep it: {why}. After a loss, a script that reads it is refused.\n"
-                f"{advice(why)}"
-            )
-
-    def _report_left_alone(self) -> None:
-        """Warn of objects that a replacement does not have as the lost process had them."""
-        if names := self.snapshots.variables.left_alone:
-            warn(
-                f"snapshots do not keep {', '.join(names)}: the new process of rank {self.session.rank} goes on without what training "
-                "has changed there.\n"
-                "Nothing is lost by that for a progress bar or a log. If the weights depend on one, call job.protect() with an object "
-                "that has its state (state_dict() and load_state_dict())."
-            )
+            warn(notices.unkept(name, why))
 
     def _report_failure(self, why: str | BaseException) -> None:
         if isinstance(why, str):
@@ -234,89 +208,28 @@ class RepairParticipant:
         """Take the rank's state and join the job, after the rehearsal. Raises `RehearsalError` if that left something out."""
         playback, self.registry.playback = self.registry.playback, None
         if playback is not None:
-            self._refuse_edited(playback)
+            if files := sources.edited(playback.facts.get("sources", {})):
+                self.refuse(notices.edited(files))
             self._rehearsal.check(playback)
         self.registry.marks.inherit(self._rank_entry)
         if self.session.preparing:
             self._wait_for_rank()
             self._refuse_other_total({} if playback is None else playback.facts)
         self._negotiate(self._link.orders.epoch, has_state=False)
-        self._report_left_alone()
+        if names := self.snapshots.variables.left_alone:
+            warn(notices.left_alone(names, self.session.rank))
         if different := self.snapshots.variables.first.other_numbers:
-            warn(f"{shortened(different)}. {OTHER_SETUP}")
-
-    def _refuse_edited(self, transcript: Transcript) -> None:
-        """Refuse to join with modules that the other ranks do not have."""
-        if files := sources.edited(transcript.facts.get("sources", {})):
-            self.refuse(
-                f"{', '.join(files)} was edited since the job began: a replacement would run other code than the other ranks.\n"
-                "Undo the edit before you start the job again, or start each job from its own copy of the code."
-            )
+            warn(notices.other_numbers(different))
 
     def _refuse_other_total(self, facts: dict[str, Any]) -> None:
         """Refuse to join a loop of another length. A spare that has no rank yet only rehearses."""
         total = facts.get("total", self.total)
         if total != self.total:
-            self.refuse(
-                f"job.steps() has {self.total} steps here and had {total} in the rank's first process. {OTHER_SETUP}"
-            )
+            self.refuse(notices.other_total(self.total, total))
 
     def learn_replicas(self) -> None:
         """After attaching: note which replicas differ as before the loss; the others have to stay equal."""
-        self.snapshots.agreement.share()
-        found = self.snapshots.agreement.compare(strict=False, is_new=self.session.replacement)
-        compared = not self.registry.step_failed
-        if found and compared:
-            self._stop_for(found, self.completed)
-        self.snapshots.agreement.repaired(self.completed, compared=compared)
-
-    def agrees(self, version: Version) -> bool:
-        """Compare replicas, at some versions; False if a rank was lost meanwhile. Stops the job if a repair made them differ."""
-        agreement = self.snapshots.agreement
-        if not agreement.is_due(version, self.total):
-            return True
-        steps = agreement.steps_since_repair(version)
-        with self.unrecorded():
-            difference = agreement.compare(strict=steps > 0)
-        if self.registry.step_failed:
-            return False
-        if difference is not None:
-            self._stop_for(difference, version) if steps <= LATE else self._warn_of(difference, version, steps)
-        return True
-
-    def _warn_of(self, difference: ReplicaDifference, version: Version, steps: int) -> None:
-        self.snapshots.agreement.unequal.update(difference.names)
-        if self.session.rank == min(difference.ranks):
-            warn(
-                f"replicas that were equal before a loss differ at version {version}, {steps} steps after its repair: {difference}.\n"
-                "If the script does not let them differ on purpose, they are wrong since then: snapshots lack some of its state. "
-                "Run `deadpool-run check` on it."
-            )
-
-    def _stop_for(self, difference: ReplicaDifference, version: Version) -> NoReturn:
-        rank, evidence = self.session.rank, Path(os.environ.get("DEADPOOL_RUN_DIR", "")) / "evidence"
-        restored = self.snapshots.agreement.steps_since_repair(version) == 0  # it may have differed before
-        durable = (
-            "check a durable checkpoint of this version" if restored else "no durable checkpoint has this difference"
-        )
-        if rank in difference.odd or rank == min(set(difference.ranks) - set(difference.odd), default=rank):
-            self.snapshots.keep_evidence(evidence / f"rank-{rank}.pt", difference.names, version)
-        dist.barrier(group=difference.group)  # the first rank that stops the job ends the others
-        self.refuse(
-            f"replicas that were equal before a loss differ after its repair, at version {version}: {difference}.\n"
-            f"The job stops: {durable}. These tensors of the last two versions are kept in {evidence}. "
-            "Run `deadpool-run check` on the script to find out why.",
-            ReplicasDifferError,
-        )
-
-    @contextmanager
-    def unrecorded(self) -> Iterator[None]:
-        """Keep these collectives out of the transcript: a rehearsal does not issue them."""
-        recording, self.registry.recording = self.registry.recording, None
-        try:
-            yield
-        finally:
-            self.registry.recording = recording
+        self.replica_checks.learn(self.completed)
 
     def _wait_for_rank(self) -> None:
         """Wait, as a spare that has rehearsed early, for the rank; take over its memory."""

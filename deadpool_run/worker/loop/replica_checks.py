@@ -59,8 +59,8 @@ class ReplicaChecks:
         if self._session.rank == min(difference.ranks):
             warn(
                 f"replicas that were equal before a loss differ at version {version}, {steps} steps after its repair: {difference}.\n"
-                "Unless the script lets them differ on purpose, they are wrong since then: snapshots lack something that it carries from "
-                "step to step. Run `deadpool-run check` on it."
+                "If the script does not let them differ on purpose, they are wrong since then: snapshots lack some of its state. "
+                "Run `deadpool-run check` on it."
             )
 
     def _stop_for(self, difference: ReplicaDifference, version: Version) -> NoReturn:
