@@ -126,7 +126,7 @@ def test_slots_are_pinned(memory):
     snapshots = _snapshots(memory)
     snapshots.protect("model", nn.Linear(8, 8).cuda())
     snapshots.capture_now(0)
-    assert snapshots._memories[0]._pinned
+    assert snapshots._slots.memories[0]._pinned
     snapshots.close()
 
 
@@ -169,7 +169,7 @@ def test_a_slot_that_was_read_first_is_pinned_too(memory):
     theirs.restore(1)
     theirs.capture_now(2)
     theirs.capture_now(3)
-    assert [slot._pinned for slot in theirs._memories] == [True, True]
+    assert [slot._pinned for slot in theirs._slots.memories] == [True, True]
     theirs.close()
 
 

@@ -6,22 +6,19 @@ optimizer state change only inside `optimizer.step()`, so another thread copies 
 """
 
 import atexit
-import os
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from deadpool_run.errors import SnapshotError
 from deadpool_run.ids import Rank, Version
 from deadpool_run.vault import segments
-from deadpool_run.vault.headroom import Growth
-from deadpool_run.vault.status_page import EMPTY, StatusPage
+from deadpool_run.vault.status_page import StatusPage
 from deadpool_run.worker.compat.modules import local
 from deadpool_run.worker.device.backend import Mark
 from deadpool_run.worker.device.choose import device_backend
@@ -29,12 +26,12 @@ from deadpool_run.worker.device.run_ahead import wait_idle
 from deadpool_run.worker.groups.registry import Registry
 from deadpool_run.worker.snapshot import buckets, checks, observed
 from deadpool_run.worker.snapshot.copy_thread import CopyThread, OnSkip
+from deadpool_run.worker.snapshot.early_writes import EarlyWrites
 from deadpool_run.worker.snapshot.plan import BufferCopies, CapturePlan, live_tensors
 from deadpool_run.worker.snapshot.restore import Restoration
-from deadpool_run.worker.snapshot.slot_memory import SlotMemory
+from deadpool_run.worker.snapshot.slots import Slots
 from deadpool_run.worker.snapshot.writer import StateCapture, events_now
 from deadpool_run.worker.state import script_hooks
-from deadpool_run.worker.state.digest import sample
 from deadpool_run.worker.state.process_settings import ProcessSettings
 from deadpool_run.worker.state.protected import Protected
 from deadpool_run.worker.state.rng import put_rng, take_rng
@@ -90,9 +87,7 @@ class Snapshots:
         """Our own copy of the small state."""
         self.lost: list[str] = []
         """Why the last restore cannot be exact; empty if it is."""
-        self._seen: list[tuple[Tensor, int]] = []
-        self._writes_before_update = False
-        """Whether the script writes parameters before its updates, in ways that torch may not count."""
+        self._early_writes = EarlyWrites()
         self._stepped: set[int] = set()
         self._write_counts: list[int] = []
         """`CapturePlan.write_counts()` when the last step ended."""
@@ -109,24 +104,15 @@ class Snapshots:
         self._take_slots(slot_fds, status_page, rank)
 
     def _take_slots(self, slot_fds: tuple[int, int], status_page: StatusPage, rank: Rank) -> None:
-        self._rank_entry = status_page.rank_entries[rank]
-        self._rank_entry.taken = sum(os.fstat(fd).st_size for fd in slot_fds)
-        self._memories = tuple(SlotMemory(fd, Growth(status_page, rank, self._workers)) for fd in slot_fds)
-        for slot, version in enumerate(self._rank_entry.slots):
-            if segments.read_complete(slot_fds[slot], version) is None:
-                self._rank_entry.set_slot(slot, EMPTY)
-        if self.held():  # a predecessor's: the newest one is mostly what will be restored
-            older, newest = sorted(range(2), key=lambda slot: self._rank_entry.slots[slot])
-            self._memories[older].map_ahead(after=self._memories[newest].map_ahead())
+        self._slots = Slots(slot_fds, status_page, rank, self._workers)
         self.copy_thread = self._make_copy_thread(
-            memories=self._memories, protected=self.protected, status_page=status_page, rank=rank
+            memories=self._slots.memories, protected=self.protected, status_page=status_page, rank=rank
         )
 
     def _free_slots(self) -> None:
         self.copy_thread.close()
         self._plan = None
-        for memory in self._memories:
-            memory.close()
+        self._slots.close()
 
     def protect(self, name: str, obj: object) -> None:
         """Add `obj` to every later snapshot. Raises `ScriptError` if a snapshot cannot hold it."""
@@ -179,13 +165,13 @@ class Snapshots:
         Torch counts writes. For those that it does not count (through `.data`), and for the optimizers' state, the slot is compared.
         """
         plan = self._plan
-        if plan is None or self._writes_before_update or self.protected.has_untrained_module():
+        if plan is None or self._early_writes.found or self.protected.has_untrained_module():
             return False
         if plan.write_counts() != self._write_counts or not plan.holds(self.protected, self._buffers):
             return False
         self.wait()
         version = self._copy_of
-        return version is not None and version in self.held() and plan.is_equal_to(self._memory_of(version))
+        return version is not None and version in self.held() and plan.is_equal_to(self._slots.memory_of(version))
 
     def observe(self) -> dict[str, int]:
         """Return digests of all state that a step changes, by name."""
@@ -203,19 +189,18 @@ class Snapshots:
 
     def end_early(self, *, look: bool) -> None:
         """Wait for the copy now if the script writes parameters before its updates; with `look`, find out whether it does."""
-        if look or self._writes_before_update:
+        if look or self._early_writes.found:
             self.wait()
         if look:
             self.look()
 
     def look(self) -> None:
         """Sample parameters and optimizer state, for `check_writes`."""
-        self._seen = [(each.tensor, sample(each.tensor)) for each in self.protected.heavy()]
+        self._early_writes.look(each.tensor for each in self.protected.heavy())
 
     def check_writes(self) -> None:
         """Before the first update of a step, note whether any of them has changed since `look`."""
-        seen, self._seen = self._seen, []
-        self._writes_before_update |= any(sample(tensor) != before for tensor, before in seen)
+        self._early_writes.check()
 
     def wait(self, *, cancel_pending: bool = True) -> None:
         """Wait for the running copy; with `cancel_pending`, cancel a capture that still waits for a free slot."""
@@ -237,7 +222,7 @@ class Snapshots:
 
     def held(self) -> tuple[Version, ...]:
         """Return the complete versions in the slots, oldest first."""
-        return self._rank_entry.held
+        return self._slots.held()
 
     def rewind(self, version: Version) -> None:
         """Undo the changes of an interrupted forward; parameters and optimizer state must still be those of `version`.
@@ -268,7 +253,7 @@ class Snapshots:
         """
         self.wait()
         self._undo_step()
-        memory = self._memory_of(version)
+        memory = self._slots.memory_of(version)
         manifest = segments.read_manifest(memory.fd, version)
         memory.ensure(max((offset + nbytes for offset, nbytes in manifest.ranges()), default=0))
         wait_idle(self._device)  # what the interrupted step has left on other streams would write after us
@@ -293,7 +278,7 @@ class Snapshots:
         found = {f"version {version}": {name: local(live[name].tensor).detach() for name in names if name in live}}
         self.wait()
         for held in self.held()[-1:]:
-            memory = self._memory_of(held)
+            memory = self._slots.memory_of(held)
             entries = {entry.name: entry for entry in segments.read_manifest(memory.fd, held).tensors}
             found[f"version {held}"] = {name: memory.view(entries[name]).clone() for name in names if name in entries}
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -302,12 +287,7 @@ class Snapshots:
     def discard_newer(self, version: Version) -> None:
         """Empty the slots with a newer version, and forget a skip of a newer version."""
         self.wait()
-        for slot, held in enumerate(self._rank_entry.slots):
-            if held > version:
-                self._rank_entry.set_slot(slot, EMPTY)
-                segments.mark_empty(self._memories[slot].fd)
-        if self._rank_entry.skipped > version:
-            self._rank_entry.skipped = EMPTY
+        self._slots.discard_newer(version)
 
     def close(self) -> None:
         """End the copy thread after its copy, and free memory and descriptors; the slots keep their content."""
@@ -353,7 +333,7 @@ class Snapshots:
             self.values["keeps"] = {
                 **self.protected.gradient_facts(parameters, version),
                 "unequal": sorted(self.agreement.unequal),
-                "early": self._writes_before_update,
+                "early": self._early_writes.found,
                 "late": self.protected.late,
             }
             self._stepped.clear()
@@ -380,12 +360,6 @@ class Snapshots:
             ended=self._ended or not (plan.cuda_devices or self._mark),
         )
 
-    def _memory_of(self, version: Version) -> SlotMemory:
-        for slot, held in enumerate(self._rank_entry.slots):
-            if held == version:
-                return self._memories[slot]
-        raise SnapshotError(f"no slot holds snapshot {version}: the slots hold {list(self.held())}")
-
     def _put_rest(self, values: dict[str, Any]) -> None:
         """Set what `Protected.put` leaves: gradients, and what is known of the script."""
         self.protected.state_tensors.forget()
@@ -396,5 +370,5 @@ class Snapshots:
         self.variables.put(values.get("variables", {}))
         self._hooks.put(values.get("hooks", {}), self.variables.refuse)
         self.agreement.unequal.update(keeps["unequal"])
-        self._writes_before_update |= keeps["early"]
+        self._early_writes.found |= keeps["early"]
         self.lost = keeps.get("late", [])
