@@ -51,7 +51,7 @@ HANDLERS: dict[type[Event], Handler] = {
     ev.ScriptInitialized: accepted(reports.initialized),
     ev.SetupCompleted: accepted(reports.setup_completed),
     ev.LoopBypassed: accepted(restart.bypassed),
-    ev.TranscriptSealed: accepted(reports.sealed),
+    ev.TranscriptCompleted: accepted(reports.transcript_completed),
     ev.CaptureSkipped: accepted(interval.skipped),
     ev.StepsLimited: in_epoch(accepted(relocation.limited)),
     ev.LoopFinished: reports.loop_finished,

@@ -98,7 +98,7 @@ class MemberCounters:
 class SeatCounters:
     """Seats by condition and by node. Empty groups are left out."""
 
-    __slots__ = ("by_node", "done", "searched", "unknown", "unsealed", "vacant")
+    __slots__ = ("by_node", "done", "searched", "unknown", "unrehearsable", "vacant")
 
     def __init__(self, seats: Iterable[Seat] = ()) -> None:
         self.vacant: set[Rank] = set()
@@ -107,7 +107,7 @@ class SeatCounters:
         """Ranks of which copies are known, or were asked for."""
         self.by_node: dict[NodeId, set[Rank]] = {}
         self.done = 0
-        self.unsealed = 0
+        self.unrehearsable = 0
         self.unknown = 0
         """Ranks of which it is not known what they hold."""
         for seat in seats:
@@ -122,7 +122,7 @@ class SeatCounters:
         if seat.node is not None:
             self.by_node.setdefault(seat.node, set()).add(seat.rank)
         self.done += seat.done
-        self.unsealed += not seat.sealed
+        self.unrehearsable += not seat.rehearsable
         self.unknown += seat.held is None
 
     def remove(self, seat: Seat) -> None:
@@ -132,7 +132,7 @@ class SeatCounters:
         if seat.node is not None:
             _leave(self.by_node, seat.node, seat.rank)
         self.done -= seat.done
-        self.unsealed -= not seat.sealed
+        self.unrehearsable -= not seat.rehearsable
         self.unknown -= seat.held is None
 
 

@@ -51,7 +51,7 @@ class Decision:
         self.changes = Changes()
         self.phase_before = state.phase
         self.limited_before = places.are_limited(state)
-        self.all_sealed_before = not state.seat_counters.unsealed
+        self.all_rehearsable_before = not state.seat_counters.unrehearsable
 
     @property
     def repair(self) -> Repair:

@@ -87,7 +87,7 @@ class Seat:
 
     rank: Rank
     owner: WorkerId | None = None
-    sealed: bool = False
+    rehearsable: bool = False
     """A replacement can rehearse the rank. Stays true for the generation."""
     like: Rank | None = None
     """The lowest of the ranks that hold the same parameters, as its worker reports; None if no other does."""

@@ -107,9 +107,9 @@ def setup_completed(decision: Decision, _member: Member, _event: ev.SetupComplet
     decision.state.entered = True
 
 
-def sealed(decision: Decision, member: Member, event: ev.TranscriptSealed) -> None:
+def transcript_completed(decision: Decision, member: Member, event: ev.TranscriptCompleted) -> None:
     """Note that a replacement can rehearse the rank."""
-    decision.set_seat(member.held_rank, sealed=True, like=event.like)
+    decision.set_seat(member.held_rank, rehearsable=True, like=event.like)
 
 
 def loop_finished(decision: Decision, event: ev.LoopFinished) -> None:

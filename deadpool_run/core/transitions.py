@@ -132,8 +132,8 @@ MEMBER_TRANSITIONS: Mapping[MemberPhase, dict[Trigger, MemberPhase]] = MappingPr
             ev.LoopBypassed: _M.SETTING_UP,
             ev.CollectiveFailed: _M.SETTING_UP,
             ev.CaptureSkipped: _M.SETTING_UP,
-            ev.TranscriptSealed: _M.RUNNING,
-            ev.LoopFinished: _M.FINISHED,  # a loop of fewer than two steps never seals
+            ev.TranscriptCompleted: _M.RUNNING,
+            ev.LoopFinished: _M.FINISHED,  # a loop of fewer than two steps has no complete transcript
         },
         _M.RUNNING: {
             **_SURVIVOR,

@@ -58,7 +58,7 @@ class SetupCompleted(_OfWorker):
     """The worker entered its step loop and captured snapshot 0."""
 
 
-class TranscriptSealed(_OfWorker):
+class TranscriptCompleted(_OfWorker):
     """A replacement can rehearse the set-up and the first two steps of the worker's rank from now on.
 
     `like` is the lowest of the ranks that hold the same parameters; None if no other rank does.
@@ -204,7 +204,7 @@ WorkerEvent = (
     | WorkerStartFailed
     | ScriptInitialized
     | SetupCompleted
-    | TranscriptSealed
+    | TranscriptCompleted
     | WorkerRaised
     | JobRefused
     | LoopBypassed

@@ -60,7 +60,7 @@ async def connect(
             raise GreetingRefusedError(f"{where} does not answer as an agent of deadpool-run does: {error}") from error
         sock.setblocking(True)
         unless_greeted.pop_all()
-    return PeerConnection(sock, *caller.seals())
+    return PeerConnection(sock, *caller.taggers())
 
 
 def dial(
@@ -106,7 +106,7 @@ class Greeting:
         """
         if self._failed is not None:
             raise self._failed
-        return self._listener.role, PeerConnection(self._sock, *self._listener.seals())
+        return self._listener.role, PeerConnection(self._sock, *self._listener.taggers())
 
     def cut(self) -> None:
         """End it without a result."""

@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 
 from deadpool_run.errors import ProtocolError, TamperedError
 from deadpool_run.wire.frames import MessageFormat, bundles
-from deadpool_run.wire.seal import Seal
+from deadpool_run.wire.tags import Tagger
 
 T = TypeVar("T")
 _LOG = logging.getLogger("deadpool_run")
@@ -38,12 +38,12 @@ class MessageStream(Generic[T]):
         on_message: Callable[[T], None],
         on_end: Callable[[Exception], None],
         *,
-        sending: Seal | None = None,
-        receiving: Seal | None = None,
+        sending: Tagger | None = None,
+        receiving: Tagger | None = None,
     ) -> None:
         """Begin to read. More than `max_unsent_bytes` in the queue end the connection: the peer does not read.
 
-        Between agents, the seals tag what is written together.
+        Between agents, a tagger tags what is written together.
         """
         sock.setblocking(False)
         self._sock = sock
@@ -55,7 +55,7 @@ class MessageStream(Generic[T]):
         self._loop = asyncio.get_running_loop()
         self._encode, self._frames = message_format.encode, message_format.frames(receiving)
         self._sending = sending
-        self._unsealed: list[bytes] = []
+        self._untagged: list[bytes] = []
         """Frames that get their tag when they are written."""
         self._unsent: deque[tuple[bytes | memoryview, list[int]]] = deque()
         self._unsent_bytes = 0
@@ -81,7 +81,7 @@ class MessageStream(Generic[T]):
         if self._sending is None:
             self._unsent.append((frame, [os.dup(fd) for fd in fds]))
         else:
-            self._unsealed.append(frame)
+            self._untagged.append(frame)
         self._unsent_bytes += len(frame)
         if self._unsent_bytes > self._max_unsent_bytes:
             self._write()
@@ -106,7 +106,7 @@ class MessageStream(Generic[T]):
         if not self.open:
             return
         self._loop.remove_reader(self._fd)
-        if not (self._unsent or self._unsealed):
+        if not (self._unsent or self._untagged):
             self.close()
             return
         self._closing = True
@@ -154,8 +154,8 @@ class MessageStream(Generic[T]):
 
     def _write(self) -> None:
         self._scheduled = False
-        if self._unsealed:
-            self._seal()
+        if self._untagged:
+            self._tag_frames()
         while self._unsent and self.open:
             batch, fds = self._next()
             rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
@@ -195,10 +195,10 @@ class MessageStream(Generic[T]):
                 batch.append(piece)
         return batch, fds
 
-    def _seal(self) -> None:
+    def _tag_frames(self) -> None:
         """Tag the frames of this turn. A tag is a piece of its own: many connections share an encoded frame."""
         assert self._sending is not None
-        frames, self._unsealed = self._unsealed, []
+        frames, self._untagged = self._untagged, []
         self._unsent_bytes -= sum(map(len, frames))
         for piece in bundles(frames):
             tag = self._sending.tag(piece)
@@ -206,7 +206,7 @@ class MessageStream(Generic[T]):
             self._unsent_bytes += len(piece) + len(tag)
 
     def _drop_unsent(self) -> None:
-        self._unsealed.clear()
+        self._untagged.clear()
         while self._unsent:
             _close_all(self._unsent.popleft()[1])
 

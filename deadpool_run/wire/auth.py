@@ -11,7 +11,7 @@ is derived from the token. It covers the side that proves, the role, the address
 and both nonces. So a proof is of no use to the other side, for another role, in another run, in another conversation, or
 if someone passes it on to an agent at another address.
 
-Both sides then derive the keys of the connection's two directions from the same values: see `wire.seal`.
+Both sides then derive the keys of the connection's two directions from the same values: see `wire.tags`.
 """
 
 import functools
@@ -26,7 +26,7 @@ from deadpool_run.structs import Tagged
 from deadpool_run.text import printable
 from deadpool_run.wire import typed
 from deadpool_run.wire.frames import MessageFormat
-from deadpool_run.wire.seal import KEY_BYTES, Seal
+from deadpool_run.wire.tags import KEY_BYTES, Tagger
 
 VERSION = 14
 """Version of all messages between agents. Agents of different versions refuse each other."""
@@ -123,8 +123,8 @@ class _Conversation:
     def proof(self, side: _Side) -> str:
         return self._digest("proof", side).hex()
 
-    def seal(self, sender: _Side) -> Seal:
-        return Seal(self._digest("frames", sender))
+    def tagger(self, sender: _Side) -> Tagger:
+        return Tagger(self._digest("frames", sender))
 
     def _digest(self, purpose: str, side: _Side) -> bytes:
         ends = (self.role, self.caller_nonce, self.listener_nonce, self.called, self.run_id, self.node)
@@ -158,10 +158,10 @@ class Caller:
             case _:
                 raise GreetingRefusedError(f"it answered with an unexpected {type(received).__name__}")
 
-    def seals(self) -> tuple[Seal, Seal]:
-        """Return the seals to send and to receive with, once, at the end of the greeting."""
+    def taggers(self) -> tuple[Tagger, Tagger]:
+        """Return the taggers to send and to receive with, once, at the end of the greeting."""
         assert self._conversation is not None
-        return self._conversation.seal(_Side.CALLER), self._conversation.seal(_Side.LISTENER)
+        return self._conversation.tagger(_Side.CALLER), self._conversation.tagger(_Side.LISTENER)
 
 
 class Listener:
@@ -202,10 +202,10 @@ class Listener:
             case _:
                 return GreetingRefused(f"the caller sent an unexpected {type(received).__name__}")
 
-    def seals(self) -> tuple[Seal, Seal]:
-        """Return the seals to send and to receive with, once, after `Welcome`."""
+    def taggers(self) -> tuple[Tagger, Tagger]:
+        """Return the taggers to send and to receive with, once, after `Welcome`."""
         assert self._conversation is not None
-        return self._conversation.seal(_Side.LISTENER), self._conversation.seal(_Side.CALLER)
+        return self._conversation.tagger(_Side.LISTENER), self._conversation.tagger(_Side.CALLER)
 
     def _judge(self, hello: Hello, claim: Proof) -> Greeting:
         mine = self._credentials

@@ -1,6 +1,6 @@
 """Frames of a byte stream: a 4-byte big-endian length, then the body, such as a message as JSON. No sockets here.
 
-Between agents, a tag follows after the body (`wire.seal`). The length does not count it. Frames that are written together may
+Between agents, a tag follows after the body (`wire.tags`). The length does not count it. Frames that are written together may
 share a tag, as a bundle: a length with the highest bit set, so many bytes of whole frames, and the tag.
 """
 
@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 
 from deadpool_run.errors import ProtocolError
 from deadpool_run.wire import typed
-from deadpool_run.wire.seal import TAG_BYTES, Seal
+from deadpool_run.wire.tags import TAG_BYTES, Tagger
 
 T = TypeVar("T")
 _LENGTH = struct.Struct(">I")
@@ -47,14 +47,14 @@ def _bundle(frames: list[bytes], size: int) -> bytes:
 class Frames(Generic[T]):
     """Cuts a byte stream into bodies of up to `limit` bytes, and decodes them. Holds one frame or bundle, and one read, at most.
 
-    With a seal, no frame is decoded whose tag is wrong. Only then there are bundles.
+    With a tagger, no frame is decoded whose tag is wrong. Only then there are bundles.
     """
 
-    def __init__(self, limit: int, decode: Callable[[bytes], T], seal: Seal | None = None) -> None:
+    def __init__(self, limit: int, decode: Callable[[bytes], T], tagger: Tagger | None = None) -> None:
         self._limit = limit
         self._decode = decode
-        self._seal = seal
-        self._tag_bytes = 0 if seal is None else TAG_BYTES
+        self._tagger = tagger
+        self._tag_bytes = 0 if tagger is None else TAG_BYTES
         self._bytes = bytearray()
 
     @property
@@ -77,8 +77,8 @@ class Frames(Generic[T]):
             if len(self._bytes) < size:
                 return
             frame = bytes(self._bytes[: size - self._tag_bytes])
-            if self._seal is not None:
-                self._seal.check(frame, bytes(self._bytes[size - self._tag_bytes : size]))
+            if self._tagger is not None:
+                self._tagger.check(frame, bytes(self._bytes[size - self._tag_bytes : size]))
             del self._bytes[:size]
             if is_bundle:
                 yield from self._unbundled(frame)
@@ -89,7 +89,7 @@ class Frames(Generic[T]):
         """Return the bytes of the current frame or bundle with its tag, and whether it is a bundle. Raises `ProtocolError`."""
         (length,) = _LENGTH.unpack_from(self._bytes)
         limit, is_bundle = self._limit, False
-        if length & _BUNDLE and self._seal is not None:
+        if length & _BUNDLE and self._tagger is not None:
             length, limit, is_bundle = length ^ _BUNDLE, BUNDLE_BYTES, True
         if length > limit:
             raise ProtocolError(f"a frame of {length} bytes is over the limit of {limit}")
@@ -127,6 +127,6 @@ class MessageFormat(Generic[T]):
         """Return the message of one frame's body. Raises `ProtocolError`."""
         return self._decoder.decode(body)
 
-    def frames(self, seal: Seal | None = None) -> Frames[T]:
+    def frames(self, tagger: Tagger | None = None) -> Frames[T]:
         """Return a new cutter of a stream of these messages."""
-        return Frames(self._limit, self.decode, seal)
+        return Frames(self._limit, self.decode, tagger)

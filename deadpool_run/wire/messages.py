@@ -87,7 +87,7 @@ WorkerReport = (
     | ev.PrepareFailed
     | ev.ScriptInitialized
     | ev.SetupCompleted
-    | ev.TranscriptSealed
+    | ev.TranscriptCompleted
     | ev.WorkerRaised
     | ev.JobRefused
     | ev.LoopBypassed

@@ -1,19 +1,19 @@
-"""An authenticated connection between two agents: the socket, and the seals of both directions."""
+"""An authenticated connection between two agents: the socket, and the taggers of both directions."""
 
 import socket
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
-from deadpool_run.wire.seal import Seal
+from deadpool_run.wire.tags import Tagger
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PeerConnection(AbstractContextManager["PeerConnection"]):
-    """The result of a greeting. Everything sent or received on the socket uses the seals, in order."""
+    """The result of a greeting. Everything sent or received on the socket is tagged, in order."""
 
     sock: socket.socket
-    sending: Seal
-    receiving: Seal
+    sending: Tagger
+    receiving: Tagger
 
     def send(self, *frames: bytes) -> None:
         """Send frames at once, each with its tag. Blocking. Raises OSError."""

@@ -121,7 +121,7 @@ async def measure_group(mib: int, repeats: int, count: int, *, parity: bool) -> 
     *owners, buddy, new = [Node(f"n{at}", count) for at in range(count + 2)]
     buddy.replicator.keep(ranks, groups)
     for rank, owner in zip(ranks, owners, strict=True):
-        owner.seal(rank)
+        owner.complete_transcript(rank)
         owner.replicator.set_buddies({rank: (buddy.peer,)}, groups)
     results = []
     for version in range(repeats + WARM_UP):

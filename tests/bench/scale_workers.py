@@ -38,7 +38,7 @@ class BenchWorkers:
                 else:
                     yield ev.ScriptInitialized(worker)
                     yield ev.SetupCompleted(worker)
-                    yield ev.TranscriptSealed(worker)
+                    yield ev.TranscriptCompleted(worker)
             case do.AbortStep(worker, epoch) if worker in self._rehearsing:
                 yield ev.ReplacementRehearsed(worker, epoch)
             case do.AbortStep(worker, epoch):

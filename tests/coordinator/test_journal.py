@@ -28,7 +28,7 @@ TIMELINE = [
     *(ev.WorkerStarted(w, 100 + w) for w in range(3)),
     *(ev.WorkerReady(w) for w in range(3)),
     *(ev.ScriptInitialized(w) for w in range(2)),
-    *(ev.TranscriptSealed(w) for w in range(2)),
+    *(ev.TranscriptCompleted(w) for w in range(2)),
     ev.KillRequested(1, KillHow.SIGKILL),
     ev.WorkerExited(1, None, 9, (4, 5)),
     ev.AbortCompleted(0, 2, 5, 5, (4, 5)),

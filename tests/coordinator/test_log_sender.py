@@ -4,7 +4,7 @@ import asyncio
 
 from kit.ends import NodeEnd
 from kit.house import SETTINGS, in_house
-from kit.sealed import sealed_pair
+from kit.tagged import tagged_pair
 
 from deadpool_run.coordinator.log_follower import LogFollower
 from deadpool_run.coordinator.log_sender import _MOST_TOGETHER, LogSender
@@ -147,7 +147,7 @@ async def test_a_follower_that_is_cut_off_within_a_message_gets_it_again_whole(h
     log.decide(5)
     await log.house.owner.until(lambda: node in log.house.owner.gone)
     assert len(end.heard) == 3, "a part of the message was handled"
-    ours, theirs = sealed_pair()
+    ours, theirs = tagged_pair()
     log.house.connections.accept(ours)
     again = NodeEnd(theirs)
     log.house.ends.append(again)
@@ -183,12 +183,12 @@ async def test_all_messages_of_a_turn_to_one_node_share_a_tag(house):
     end, node = await log.join("n")
     log.begin(node)
     await end.hears(3)
-    seal = house.connections._by_node[node]._sending
-    before = seal._number
+    tagger = house.connections._by_node[node]._sending
+    before = tagger._number
     log.decide(3)
     await end.hears(4)
-    assert seal._number == before + 1
+    assert tagger._number == before + 1
     for _ in range(8):
         house.connections.send(node, ORDER)
     assert (await end.hears(12))[4:] == [ORDER] * 8
-    assert seal._number == before + 2
+    assert tagger._number == before + 2

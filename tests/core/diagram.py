@@ -19,7 +19,7 @@ _WHY = {
     (_J.NEW, _J.STOPPING): "stop",
     (_J.STARTING, _J.SETTING_UP): "enough workers are ready",
     (_J.STARTING, _J.STOPPING): "stop",
-    (_J.SETTING_UP, _J.RUNNING): "every rank is sealed",
+    (_J.SETTING_UP, _J.RUNNING): "every rank can be rehearsed",
     (_J.SETTING_UP, _J.RESTARTING): "a rank was lost",
     (_J.SETTING_UP, _J.FINISHING): "every rank is done",
     (_J.SETTING_UP, _J.STOPPING): "stop",

@@ -66,7 +66,7 @@ _EVENTS: Mapping[str, Callable[[int, Words], ev.Event]] = {
     "startfailed": lambda w, say: ev.WorkerStartFailed(w, say.text),
     "init": lambda w, _: ev.ScriptInitialized(w),
     "setup": lambda w, _: ev.SetupCompleted(w),
-    "seal": lambda w, _: ev.TranscriptSealed(w),
+    "transcript": lambda w, _: ev.TranscriptCompleted(w),
     "kill": lambda w, say: ev.WorkerExited(w, None, int(say.options.get("signal", 9)), say.held),
     "exit": lambda w, say: ev.WorkerExited(w, int(say.options["code"]), None, say.held),
     "raise": lambda w, say: ev.WorkerRaised(

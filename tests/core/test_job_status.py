@@ -18,7 +18,7 @@ def run(*commands):
 
 
 START = ("new world_size=2 spares=1", "start", "ready w0..w2")
-PROTECTED = (*START, "setup w0 w1", "seal w0 w1")
+PROTECTED = (*START, "setup w0 w1", "transcript w0 w1")
 REPAIRED = (
     *(*PROTECTED, "kill w1 held=4,5", "aborted w0 5 held=4,5", "rehearsed w2", "restored w0 w2"),
     *("attached w0 w2", "stepped w0 w2"),
@@ -40,7 +40,7 @@ def test_a_world_whose_protection_is_overdue_says_why():
     assert "has not called deadpool_run.init()" in run(*START, "tick 60s")["unprotected_reason"]
     assert "no rank has entered job.steps()" in run(*START, "init w0", "tick 60s")["unprotected_reason"]
     assert "first two steps" in run(*START, "setup w0 w1", "tick 60s")["unprotected_reason"]
-    assert run(*START, "tick 60s", "setup w0 w1", "seal w0 w1")["unprotected_reason"] == ""
+    assert run(*START, "tick 60s", "setup w0 w1", "transcript w0 w1")["unprotected_reason"] == ""
 
 
 def test_a_loop_outside_the_librarys_is_told_at_once():

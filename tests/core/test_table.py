@@ -47,7 +47,7 @@ def events_of_worker(state: State, worker: int, epoch: int) -> Iterator[ev.Event
     yield ev.WorkerStartFailed(worker, "no memory")
     yield ev.ScriptInitialized(worker)
     yield ev.SetupCompleted(worker)
-    yield ev.TranscriptSealed(worker)
+    yield ev.TranscriptCompleted(worker)
     yield ev.WorkerRaised(worker, 5, "ValueError", "x", "Traceback")
     yield ev.JobRefused(worker, "x", 94)
     yield ev.LoopBypassed(worker)
@@ -103,7 +103,7 @@ def all_events(state: State) -> Iterator[ev.Event]:
 def signature(state: State) -> tuple[object, ...]:
     """The part of a state by which two states differ for the search."""
     ranked = sorted((member.phase, member.replacement) for member in state.owners())
-    seats = sorted((seat.done, seat.sealed) for seat in state.seats)
+    seats = sorted((seat.done, seat.rehearsable) for seat in state.seats)
     parked = (
         min(2, len(state.in_phase(MemberPhase.READY))),
         bool(state.in_phase(MemberPhase.DISMISSED)),

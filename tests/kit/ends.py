@@ -5,7 +5,7 @@ import socket
 
 from deadpool_run.transport.link import PeerLink
 from deadpool_run.wire import peers
-from kit.sealed import sealed_pair
+from kit.tagged import tagged_pair
 
 LOOPBACK = "127.0.0.1"
 BOUND_S = 10.0
@@ -79,7 +79,7 @@ class NodeEnd(End):
 
 def pair():
     """The two ends of one connection."""
-    one, other = sealed_pair()
+    one, other = tagged_pair()
     return End(one), End(other)
 
 

@@ -9,7 +9,7 @@ from deadpool_run.ids import NodeId
 from deadpool_run.transport.connections import Connections
 from deadpool_run.wire import peers
 from kit.ends import Changes, NodeEnd, within_bound
-from kit.sealed import sealed_pair
+from kit.tagged import tagged_pair
 
 HERE = "leader"
 SETTINGS = Settings(world_size=2)
@@ -72,7 +72,7 @@ class House:
         self.ends = []
 
     def connect(self):
-        ours, theirs = sealed_pair()
+        ours, theirs = tagged_pair()
         self.connections.accept(ours)
         self.ends.append(NodeEnd(theirs))
         return self.ends[-1]

@@ -44,7 +44,7 @@ def _of_members(kept: MemberCounters) -> tuple[object, ...]:
 
 
 def _of_seats(kept: SeatCounters) -> tuple[object, ...]:
-    return kept.vacant, kept.searched, kept.by_node, kept.done, kept.unsealed, kept.unknown
+    return kept.vacant, kept.searched, kept.by_node, kept.done, kept.unrehearsable, kept.unknown
 
 
 def _broken_nodes(settings: Settings, state: State) -> Iterator[str]:
@@ -140,7 +140,7 @@ def _broken_phase(settings: Settings, state: State) -> Iterator[str]:
         at_work = ATTACHED | {MemberPhase.RAISED, MemberPhase.ENDING}
         if state.vacant() or any(member.phase not in at_work for member in state.owners()):
             yield "running, but not every rank is held by an attached member"
-        if not all(seat.sealed for seat in state.seats):
+        if not all(seat.rehearsable for seat in state.seats):
             yield "running, but a rank cannot be rehearsed"
     if state.phase is JobPhase.REPAIRING and state.repair is None:
         yield "repairing without a repair"

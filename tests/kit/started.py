@@ -13,4 +13,4 @@ def bring_up(state: State, tell: Callable[[ev.Event], object]) -> None:
         tell(ev.WorkerReady(worker))
     for member in list(state.owners()):
         tell(ev.ScriptInitialized(member.worker))
-        tell(ev.TranscriptSealed(member.worker))
+        tell(ev.TranscriptCompleted(member.worker))

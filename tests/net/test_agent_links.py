@@ -6,7 +6,7 @@ import struct
 
 import pytest
 from kit.ends import End, pair, tcp_pair, within_bound
-from kit.sealed import sealed, sealed_pair
+from kit.tagged import tagged, tagged_pair
 
 from deadpool_run.core.events import WorkerStarted
 from deadpool_run.ids import WorkerId
@@ -66,7 +66,7 @@ def test_a_connection_that_the_peer_no_longer_knows_ends_without_a_word_of_ours(
         pytest.skip("needs CAP_NET_ADMIN")
 
     async def main():
-        one = End(sealed(mine))
+        one = End(tagged(mine))
         one.link.expect_word_within(1.0)
         theirs.close()
         assert await one.is_lost() == ("its connection broke: Connection reset by peer", True)
@@ -77,7 +77,7 @@ def test_a_connection_that_the_peer_no_longer_knows_ends_without_a_word_of_ours(
 def test_a_connection_that_is_reset_was_closed():
     async def main():
         mine, theirs = tcp_pair()
-        end = End(sealed(mine))
+        end = End(tagged(mine))
         theirs.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         theirs.close()
         why, closed = await end.is_lost()
@@ -89,7 +89,7 @@ def test_a_connection_that_is_reset_was_closed():
 
 def test_what_was_said_before_the_end_is_heard_by_one_who_cannot_answer_any_more():
     async def main():
-        mine, theirs = sealed_pair()
+        mine, theirs = tagged_pair()
         end = End(mine)
         theirs.send(peers.encode(peers.End(3, "over")))
         theirs.close()
@@ -104,7 +104,7 @@ def test_one_that_does_not_read_is_given_up(monkeypatch):
     monkeypatch.setattr(link_module, "MAX_UNSENT_BYTES", 4 << 20)
 
     async def main():
-        mine, deaf = sealed_pair()
+        mine, deaf = tagged_pair()
         end = End(mine)
         for _ in range(64):
             end.send(BIG)
@@ -128,7 +128,7 @@ def test_one_that_does_not_read_is_given_up(monkeypatch):
 )
 def test_one_that_is_confused_is_hung_up_on(said):
     async def main():
-        mine, theirs = sealed_pair()
+        mine, theirs = tagged_pair()
         end = End(mine)
         theirs.send(peers.encode(peers.End(0, "")), said)
         why, closed = await end.is_lost()
@@ -143,7 +143,7 @@ def test_one_that_is_confused_is_hung_up_on(said):
 
 def test_nothing_is_told_of_a_link_that_was_closed_here():
     async def main():
-        mine, theirs = sealed_pair()
+        mine, theirs = tagged_pair()
         heard = []
 
         def hear(message):

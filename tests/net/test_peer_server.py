@@ -28,7 +28,7 @@ from deadpool_run.wire.auth import (
     Proof,
 )
 from deadpool_run.wire.frames import pack
-from deadpool_run.wire.seal import TAG_BYTES
+from deadpool_run.wire.tags import TAG_BYTES
 
 TOKEN = b"of the job"
 LOOPBACK = "127.0.0.1"

@@ -423,7 +423,7 @@ class Worker:
             self.first_step_due = False
             self.say(ev.FirstStepCompleted(self.number, self.attached))
         if self.completed == 2:
-            self.say(ev.TranscriptSealed(self.number, Rank(self.rank % 2)))
+            self.say(ev.TranscriptCompleted(self.number, Rank(self.rank % 2)))
         self._next_step()
         if self.to_capture and self.mode is Mode.STEPPING and self.sim.rng.random() < 0.5:
             self._capture()

@@ -7,7 +7,7 @@ import struct
 import pytest
 from kit.ends import BOUND_S, NodeEnd
 from kit.house import AGENTS, HERE, SETTINGS, in_house
-from kit.sealed import sealed, sealed_pair
+from kit.tagged import tagged, tagged_pair
 from msgspec import Raw
 
 from deadpool_run.core import events as ev
@@ -116,8 +116,8 @@ async def test_nodes_are_known_by_the_addresses_from_which_they_are_connected(ho
     with socket.create_server(("127.0.0.1", 0)) as listener:
         theirs = socket.create_connection(listener.getsockname(), source_address=("127.0.0.9", 0))
         ours, _ = listener.accept()
-    house.connections.accept(sealed(ours))
-    house.ends.append(end := NodeEnd(sealed(theirs)))
+    house.connections.accept(tagged(ours))
+    house.ends.append(end := NodeEnd(tagged(theirs)))
     end.send(peers.Join(ev.Place("n"), {}))
     joined, _ = await end.hears(2)
     assert house.connections.addresses() == {"127.0.0.9": joined.node}
@@ -311,7 +311,7 @@ async def test_after_the_end_nobody_is_taken_in(house):
 
 @in_house
 async def test_the_end_does_not_wait_long_for_one_that_does_not_read(house):
-    ours, deaf = sealed_pair()
+    ours, deaf = tagged_pair()
     with deaf:
         house.connections.accept(ours)
         deaf.send(peers.encode(peers.Join(ev.Place("deaf"), {})))

@@ -23,7 +23,7 @@ def say(text):
 async def own(port):
     node = Node("owner", bandwidth=LARGE // 30)
     node.capture(0, 0)
-    node.seal(0)
+    node.complete_transcript(0)
     node.replicator.set_buddies({Rank(0): (Peer(NodeId("buddy"), "127.0.0.1", port),)})
     await node.until_safe(0, 0)
     node.capture(0, 1, body=content(0, 1, nbytes=LARGE))

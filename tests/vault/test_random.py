@@ -73,7 +73,7 @@ class Job:
             self.add_node()
         for rank in range(RANKS):
             self.homes[rank] = self.rng.choice(list(self.nodes))
-            self.node_of(rank).seal(rank, f"of {rank}".encode())
+            self.node_of(rank).complete_transcript(rank, f"of {rank}".encode())
             self.capture(rank, 0, skip=0.0)
         self.choose_buddies()
 

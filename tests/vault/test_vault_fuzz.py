@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from kit.garbage import HARD, JSON, changed, texts
-from kit.sealed import sealed_pair
+from kit.tagged import tagged_pair
 from vault_kit import content, fill_slot
 
 from deadpool_run.errors import CheckpointError, ProtocolError, SnapshotError
@@ -103,7 +103,7 @@ def test_a_manifest_that_is_hard_to_decode_is_one_error(body):
 
 @given(texts() | changed(to_json(PUT)), st.booleans())
 def test_any_header_between_vaults_is_one_or_one_error(body, asks):
-    ours, theirs = sealed_pair()
+    ours, theirs = tagged_pair()
     with ours, theirs:
         ours.send(pack(body, len(body)))
         with suppress(ProtocolError):
@@ -117,7 +117,7 @@ def test_any_header_between_vaults_is_one_or_one_error(body, asks):
 @example(struct.pack(">I", 1 << 31))
 @example(struct.pack(">I", 2) + b"{}" + bytes(16))
 def test_any_stream_between_vaults_is_a_header_or_one_error(data):
-    ours, theirs = sealed_pair()
+    ours, theirs = tagged_pair()
     with closing(theirs):
         with ours:
             ours.sock.sendall(data)

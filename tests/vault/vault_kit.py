@@ -8,7 +8,7 @@ import socket
 import threading
 from collections.abc import Callable
 
-from kit.sealed import sealed
+from kit.tagged import tagged
 
 from deadpool_run.ids import NodeId, Rank, Version
 from deadpool_run.vault import segments
@@ -121,11 +121,11 @@ class Node:
         """Have the worker of rank 0 capture these versions and its transcript."""
         for version in versions:
             self.capture(0, version)
-        self.seal(0, transcript)
+        self.complete_transcript(0, transcript)
 
-    def seal(self, rank, data=b"a transcript"):
+    def complete_transcript(self, rank, data=b"a transcript"):
         segments.write_blob(self.vault.descriptors(Rank(rank))["transcript"], data)
-        self.replicator.sealed(Rank(rank))
+        self.replicator.transcript_completed(Rank(rank))
 
     def body(self, rank, version):
         """Return what the rank's own slots here hold of a version."""
@@ -189,7 +189,7 @@ class Node:
         self._tick()
 
     def _serve(self, sock):
-        self.replicator.serve(sealed(sock))
+        self.replicator.serve(tagged(sock))
         self._tick()
 
     def _tick(self):
@@ -220,7 +220,7 @@ class Node:
 
 
 def connect(address, port):
-    return sealed(socket.create_connection((address, port), timeout=LIMIT_S))
+    return tagged(socket.create_connection((address, port), timeout=LIMIT_S))
 
 
 @contextlib.asynccontextmanager
@@ -253,7 +253,7 @@ class FakeBuddy:
         self.hang_up()
         sock, _ = self.listener.accept()
         framing.prepare(sock)
-        self.connection = sealed(sock)
+        self.connection = tagged(sock)
 
     def offered(self):
         """Return the next message, which must come."""

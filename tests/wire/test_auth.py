@@ -75,7 +75,7 @@ def test_each_direction_of_each_connection_has_a_key_of_its_own():
     for _ in range(2):
         caller, listener = caller_of(), listener_of()
         greet(caller, listener)
-        (out, back), (answer, heard) = caller.seals(), listener.seals()
+        (out, back), (answer, heard) = caller.taggers(), listener.taggers()
         heard.check(b"frame", there := out.tag(b"frame"))
         back.check(b"frame", here := answer.tag(b"frame"))
         tags |= {there, here}
@@ -88,7 +88,7 @@ def test_the_keys_depend_on_the_token():
     greet(caller, listener)
     heard = caller._conversation
     other = type(heard)(auth._key(b"another"), *(getattr(heard, name) for name in heard.__slots__[1:]))
-    assert other.seal(auth._Side.CALLER).tag(b"frame") != caller.seals()[0].tag(b"frame")
+    assert other.tagger(auth._Side.CALLER).tag(b"frame") != caller.taggers()[0].tag(b"frame")
 
 
 def test_a_listener_gives_nothing_but_a_nonce_before_the_caller_has_proved_itself():

@@ -15,7 +15,7 @@ from deadpool_run.errors import ProtocolError
 from deadpool_run.ids import NodeId
 from deadpool_run.wire import auth, messages, peers, typed
 from deadpool_run.wire.frames import BUNDLE_BYTES, Frames
-from deadpool_run.wire.seal import Seal
+from deadpool_run.wire.tags import Tagger
 
 FORMATS = {"auth": auth.FORMAT, "messages": messages.FORMAT, "peers": peers.FORMAT}
 PLACE = ev.Place("n", "10.0.0.1", 29400, "rack", 3)
@@ -67,14 +67,14 @@ def test_a_message_with_other_values_is_a_message_or_one_error(name, message, da
 @example([b"\0\0\0\0", b"\0\0\0\0" + bytes(16)], True)
 @example([b"\x80\0\0\0"], False)
 @example([b"\x80\1\0\0", b"\0\0\0\0"], True)
-def test_any_stream_is_cut_into_messages_or_one_error(pieces, sealed):
-    frames = Frames(50, bytes, Seal(bytes(32)) if sealed else None)
+def test_any_stream_is_cut_into_messages_or_one_error(pieces, tagged):
+    frames = Frames(50, bytes, Tagger(bytes(32)) if tagged else None)
     with suppress(ProtocolError):
         for piece in pieces:
             for body in frames.feed(piece):
                 assert len(body) <= 50
             assert frames.missing > 0
-            assert len(frames._bytes) <= 4 + (BUNDLE_BYTES if sealed else 50) + 16 + len(piece)
+            assert len(frames._bytes) <= 4 + (BUNDLE_BYTES if tagged else 50) + 16 + len(piece)
 
 
 @given(st.lists(texts(), max_size=3))

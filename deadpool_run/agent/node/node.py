@@ -32,7 +32,7 @@ from deadpool_run.core.events import (
     NodeResynced,
     RefusedCopyTaken,
     ReplicasReported,
-    TranscriptSealed,
+    TranscriptCompleted,
     WorkerExited,
 )
 from deadpool_run.core.injection import KillHow
@@ -387,8 +387,8 @@ class LocalNode:
             match event:
                 case CaptureSkipped():
                     self.copies.skipped()
-                case TranscriptSealed(worker) if (rank := self.workforce.rank(worker)) is not None:
-                    self.copies.sealed(rank)
+                case TranscriptCompleted(worker) if (rank := self.workforce.rank(worker)) is not None:
+                    self.copies.transcript_completed(rank)
                 case LoopFinished(worker, version) if (rank := self.workforce.rank(worker)) is not None:
                     safe = self._safe.get(rank)
                     was_skipped = self.vault.status_page.rank_entries[rank].skipped == version  # for lack of memory

@@ -120,11 +120,11 @@ def _is_up_to_date(decision: Decision) -> bool:
     """Tell whether this decision has changed nothing that the choice of buddies depends on."""
     changes, state = decision.changes, decision.state
     # Then every rank has reported which others hold the same parameters.
-    sealed_now = not decision.all_sealed_before and not state.seat_counters.unsealed
+    rehearsable_now = not decision.all_rehearsable_before and not state.seat_counters.unrehearsable
     return (
         decision.phase_before in shortages.COPIED_IN
         and state.buddies_told
-        and not (changes.joined or changes.nodes_lost or changes.placement or changes.shortages or sealed_now)
+        and not (changes.joined or changes.nodes_lost or changes.placement or changes.shortages or rehearsable_now)
     )
 
 

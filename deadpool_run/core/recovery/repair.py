@@ -98,7 +98,7 @@ def lost_after_release(decision: Decision, fallen: Sequence[LostRank], why: str)
     after its loop is repeated, so this counts as a restart.
     """
     state = decision.state
-    which = restart.count(decision, why, possible=not state.seat_counters.unsealed)
+    which = restart.count(decision, why, possible=not state.seat_counters.unrehearsable)
     if not which:
         return
     decision.enter(JobPhase.REPAIRING, why)

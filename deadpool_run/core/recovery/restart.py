@@ -125,7 +125,7 @@ def advance_setup(decision: Decision) -> None:
     if decision.state.buddies and not decision.state.committed:
         return
     counters = decision.state.seat_counters
-    if not counters.unsealed and not counters.done:
+    if not counters.unrehearsable and not counters.done:
         decision.enter(JobPhase.RUNNING, "every rank can be replaced from now on")
         places.note_steps(decision.state)
         decision.state.raises = blame.still_evidence(decision.state.raises)

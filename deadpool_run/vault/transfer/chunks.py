@@ -1,7 +1,7 @@
 """Chunks of segments, and their keyed digests: 16 bytes of BLAKE3 under keys that only the job's agents have.
 
 One digest serves three purposes. Equal digests show that a peer has a chunk already. A received chunk that has another digest
-was damaged on its way. And only the key makes a digest that fits. The *seal* of a segment is a digest of all its
+was damaged on its way. And only the key makes a digest that fits. The *root digest* of a segment is a digest of all its
 chunks' digests, in order, and of what the segment is: a genuine chunk is of no use in another place.
 """
 
@@ -39,15 +39,15 @@ class Hasher:
 
     def __init__(self, secret: bytes) -> None:
         self._chunk_key = blake3(secret, derive_key_context="deadpool-run vault 1: chunks").digest()
-        self._seal_key = blake3(secret, derive_key_context="deadpool-run vault 1: seals").digest()
+        self._root_key = blake3(secret, derive_key_context="deadpool-run vault 1: roots").digest()
 
     def chunk(self, data: memoryview) -> bytes:
         """Return the digest of a chunk. Other threads run meanwhile."""
         return blake3(data, key=self._chunk_key).digest(DIGEST_BYTES)
 
-    def seal(self, parts: Iterable[bytes]) -> bytes:
+    def root(self, parts: Iterable[bytes]) -> bytes:
         """Return the digest of what a segment is, and of its chunks' digests."""
-        return blake3(b"".join(parts), key=self._seal_key).digest(DIGEST_BYTES)
+        return blake3(b"".join(parts), key=self._root_key).digest(DIGEST_BYTES)
 
 
 class ChunkDigests:
@@ -103,9 +103,9 @@ class ChunkDigests:
         self._digests[number] = digests
         self.places.update(zip(split(digests), (begin for begin, _ in self.block(number)), strict=True))
 
-    def seal(self, part: int, of: int) -> bytes:
-        """Return the seal of every of-th block, from block `part` on."""
-        return self.hasher.seal([self._name, f" {part} {of} ".encode(), *self._digests[part::of]])
+    def root(self, part: int, of: int) -> bytes:
+        """Return the root digest of every of-th block, from block `part` on."""
+        return self.hasher.root([self._name, f" {part} {of} ".encode(), *self._digests[part::of]])
 
 
 def split(digests: bytes) -> list[bytes]:

@@ -4,10 +4,10 @@
     the digests of a block                ->
                                           <-    a byte for each chunk: 1 if it is missing
     the missing chunks of the block       ->
-    the outcome, and the seal             ->
+    the outcome, and the root digest      ->
 
 The digests of the next blocks are sent before a block's answer has come. With several connections, each carries every
-of-th block in this way, on threads of its own. Everything but the chunks themselves has a tag (`wire.seal`): the digests
+of-th block in this way, on threads of its own. Everything but the chunks themselves has a tag (`wire.tags`): the digests
 vouch for the chunks.
 
 Ranks of a replicated model (DDP, the replicate dimension of HSDP) have the same bytes in their snapshots. So has a rank from
@@ -59,14 +59,14 @@ def send_part(
 
 def end_part(connection: PeerConnection, digests: ChunkDigests, part: int, of: int, outcome: Outcome) -> None:
     """Send the outcome of a part. Raises OSError."""
-    connection.send(_HEAD.pack(_END, outcome), digests.seal(part, of))
+    connection.send(_HEAD.pack(_END, outcome), digests.root(part, of))
 
 
 def _send_missing(
     connection: PeerConnection, source: Source, shared: Shared, number: int, still: Callable[[], bool]
 ) -> None:
     block = source.digests.block(number)
-    answer = framing.receive_sealed(connection, len(block))
+    answer = framing.receive_tagged(connection, len(block))
     runs = [(block[run.start()][0], block[run.end() - 1][1]) for run in _MISSING.finditer(answer)]
     missing = sum(end - begin for begin, end in runs)
     shared.deduplicated.add(block[-1][1] - block[0][0] - missing)
@@ -105,7 +105,7 @@ class Incoming:
         sources = list(self._sources)
         outcome = Outcome.WHOLE
         while True:
-            kind, number = _HEAD.unpack(framing.receive_sealed(connection, _HEAD.size))
+            kind, number = _HEAD.unpack(framing.receive_tagged(connection, _HEAD.size))
             if kind == _END:
                 break
             if kind == _DIGESTS and (block := next(due, None)) is not None:
@@ -115,12 +115,12 @@ class Incoming:
                 outcome = max(outcome, self._take(connection, number, answered.popleft()))
             else:
                 raise ProtocolError(f"a message of kind {kind} and number {number} is not due")
-        seal = framing.receive_sealed(connection, DIGEST_BYTES)
+        root = framing.receive_tagged(connection, DIGEST_BYTES)
         if number != Outcome.WHOLE:
             return Outcome.TORN
         if answered or next(due, None) is not None:
             raise ProtocolError(f"a segment of {self._digests.nbytes} bytes ended early")
-        return outcome if hmac.compare_digest(seal, self._digests.seal(part, of)) else Outcome.DAMAGED
+        return outcome if hmac.compare_digest(root, self._digests.root(part, of)) else Outcome.DAMAGED
 
     def _answer(
         self, connection: PeerConnection, number: int, length: int, sources: list[Source]
@@ -129,7 +129,7 @@ class Incoming:
         block = self._digests.block(number)
         if length != DIGEST_BYTES * len(block):
             raise ProtocolError(f"{length} bytes of digests are not those of a block of {len(block)} chunks")
-        body = framing.receive_sealed(connection, length)
+        body = framing.receive_tagged(connection, length)
         self._digests.put(number, body)
         missing = {chunk: digest for chunk, digest in zip(block, split(body), strict=True) if self._lacks(chunk)}
         for source in list(sources):

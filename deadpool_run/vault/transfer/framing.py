@@ -1,6 +1,6 @@
 """Bytes between vaults: sockets with timeouts, small frames, and the limit and count of bytes.
 
-A frame is its length (4 bytes, big-endian), a header as JSON (`headers`) and a tag (`wire.seal`). Chunks follow as in `exchange`.
+A frame is its length (4 bytes, big-endian), a header as JSON (`headers`) and a tag (`wire.tags`). Chunks follow as in `exchange`.
 
 All sockets block, with timeouts of the kernel: a peer that neither reads nor answers for `TIMEOUT_S` is an `OSError`.
 """
@@ -15,7 +15,7 @@ from enum import IntEnum
 
 from deadpool_run.errors import ProtocolError
 from deadpool_run.wire.peer_connection import PeerConnection
-from deadpool_run.wire.seal import TAG_BYTES
+from deadpool_run.wire.tags import TAG_BYTES
 
 TIMEOUT_S = 10.0
 MAX_FRAME_BYTES = 64 << 10
@@ -123,7 +123,7 @@ def receive_frame(connection: PeerConnection, *, idle: Callable[[], bool] = lamb
     return body
 
 
-def receive_sealed(connection: PeerConnection, nbytes: int) -> bytes:
+def receive_tagged(connection: PeerConnection, nbytes: int) -> bytes:
     """Return the next bytes, which were sent with `PeerConnection.send`. Raises OSError and `ProtocolError`."""
     body = receive_exactly(connection.sock, nbytes)
     _check(connection, body)

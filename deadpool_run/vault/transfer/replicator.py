@@ -133,7 +133,7 @@ class Replicator:
         """Note that a rank's worker skipped a capture; the rank's entry has the version."""
         self._notify_captures()
 
-    def sealed(self, rank: Rank) -> None:
+    def transcript_completed(self, rank: Rank) -> None:
         """Note that the rank's transcript is complete."""
         self._wake(rank)
 

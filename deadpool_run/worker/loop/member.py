@@ -40,7 +40,7 @@ class LoopMember(RepairParticipant):
         self._practised = True  # no peer was lost in those steps
         self.trial = Trial(wanted=verify and not (self.rehearsing or self.practising))
         self._coverage = Coverage(self.snapshots.protected, self.snapshots.variables.keeps)
-        self._transcript: Transcript | None = None  # recorded, not sealed yet
+        self._transcript: Transcript | None = None  # recorded, not complete yet
         self._in_loop = self._in_step = self._left_loop = False
         self._stopped = False  # the optimizer was stopped in this step
         self._released = False
@@ -261,7 +261,7 @@ class LoopMember(RepairParticipant):
             self._first_of_epoch = False
             self._link.send(ev.FirstStepCompleted(THIS_WORKER, self._epoch))
         if self.completed >= REHEARSAL_STEPS:
-            self._seal()
+            self._complete_transcript()
 
     def _refuse_lost(self, why: str) -> NoReturn:
         """Refuse a script that uses a variable that was lost. In a step that will be repeated, that proves nothing."""
@@ -269,14 +269,16 @@ class LoopMember(RepairParticipant):
             raise StepAborted(why)
         self.refuse(why)
 
-    def _seal(self) -> None:
+    def _complete_transcript(self) -> None:
         """Store the transcript of set-up and the first steps, once: from now on a replacement can rehearse."""
         self._stop_recording()
         transcript, self._transcript = self._transcript, None
         if transcript is not None:
             self._rehearsal.write_into(transcript)
             write_blob(self.session.transcript_fd, transcript.to_bytes())
-            self._link.send(ev.TranscriptSealed(THIS_WORKER, replica_leader(self.snapshots.protected.modules.values())))
+            self._link.send(
+                ev.TranscriptCompleted(THIS_WORKER, replica_leader(self.snapshots.protected.modules.values()))
+            )
 
     def _stop_recording(self) -> None:
         self._transcript = self.registry.recording or self._transcript
@@ -370,13 +372,13 @@ class LoopMember(RepairParticipant):
         self.practising = False
         self._rank_entry.phase = Phase.BETWEEN
         rehearsal_output.lift()
-        self._seal()
+        self._complete_transcript()
 
     # --- the end -------------------------------------------------------------------------------------------------
 
     def finish(self) -> bool:
         """Wait until every rank's last snapshot is committed; False if a repair is needed first."""
-        self._seal()
+        self._complete_transcript()
         if not self.registry.has_ended():
             return False
         # Don't cancel the capture: a skipped version is never committed, even if it is captured later.

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 from kit.ends import Changes, NodeEnd, within_bound
-from kit.sealed import sealed_pair
+from kit.tagged import tagged_pair
 
 from deadpool_run.agent.cluster.followers import Followers
 from deadpool_run.agent.cluster.leader import Leader
@@ -100,7 +100,7 @@ def test_an_answer_with_a_wrong_rank_entry_ends_its_connection(page, entry):
         followers = Followers(OneRank(page), leadership, {})
         ends = {}
         for name in ("bad", "good"):
-            ours, theirs = sealed_pair()
+            ours, theirs = tagged_pair()
             ends[name] = NodeEnd(theirs)
             ends[name].send(peers.Join(ev.Place(name), {}))
             followers.connections.accept(ours)
@@ -125,7 +125,7 @@ def test_an_answer_with_a_wrong_rank_entry_ends_its_connection(page, entry):
 )
 def test_a_message_without_a_configuration_ends_its_connection(message):
     async def main():
-        ours, theirs = sealed_pair()
+        ours, theirs = tagged_pair()
         ended = asyncio.get_running_loop().create_future()
         link = PeerLink(ours, lambda _: None, ended.set_result)
         theirs.send(peers.encode(message))

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 from kit.ends import Changes, NodeEnd, within_bound
-from kit.sealed import sealed_pair
+from kit.tagged import tagged_pair
 
 from deadpool_run.agent.cluster.followers import Followers
 from deadpool_run.coordinator.journal import Journal
@@ -133,7 +133,7 @@ class FakeLeadership(Changes):
 
 def join(followers, name="n", pair=None):
     """Send the greeting of a node, through a pair of sockets if one is given. Return the node's end."""
-    ours, theirs = pair or sealed_pair()
+    ours, theirs = pair or tagged_pair()
     end = NodeEnd(theirs)
     end.send(peers.Join(ev.Place(name), LAUNCH))
     followers.connections.accept(ours)
@@ -169,7 +169,7 @@ def test_a_heartbeat_that_is_due_goes_before_the_next_fact_and_at_once():
     async def main():
         leader, leadership = FakeLeader(), FakeLeadership()
         followers = Followers(leader, leadership, LAUNCH)
-        _, theirs = pair = sealed_pair()
+        _, theirs = pair = tagged_pair()
         end = join(followers, pair=pair)
         await end.hears(2)
         leadership.beat = peers.Heartbeat(0, 5.0, 1, 2)

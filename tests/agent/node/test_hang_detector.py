@@ -272,7 +272,7 @@ class Core:
     def __init__(self):
         self.state, self.now = coordinator.new_state(SETTINGS), 0.0
         self.tell(ev.JobSubmitted())
-        for fact in (ev.WorkerReady, ev.ScriptInitialized, ev.SetupCompleted, ev.TranscriptSealed):
+        for fact in (ev.WorkerReady, ev.ScriptInitialized, ev.SetupCompleted, ev.TranscriptCompleted):
             for worker in range(3):
                 if fact is ev.WorkerReady:
                     self.tell(ev.WorkerStarted(WorkerId(worker), 100 + worker))

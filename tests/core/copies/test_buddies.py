@@ -177,7 +177,7 @@ def test_copies_go_elsewhere_once_all_have_said_whom_they_are_like():
     said = []
     for member in list(state.owners()):
         tell(ev.ScriptInitialized(member.worker))
-        said.append(tell(ev.TranscriptSealed(member.worker, member.rank % 4)))
+        said.append(tell(ev.TranscriptCompleted(member.worker, member.rank % 4)))
     homes = [seat.node for seat in state.seats]
     assert said[:-1] == [[]] * 7, "every change costs a whole snapshot"
     assert said[-1] == [tuple((homes[(rank + 4) % 8],) for rank in range(8))]

@@ -35,7 +35,7 @@ class Job:
         for worker in list(self.state.members):
             self.tell(ev.WorkerStarted(worker, 100 + worker), ev.WorkerReady(worker))
         for member in list(self.state.owners()):
-            self.tell(ev.ScriptInitialized(member.worker), ev.TranscriptSealed(member.worker))
+            self.tell(ev.ScriptInitialized(member.worker), ev.TranscriptCompleted(member.worker))
         self.copy()
 
     def tell(self, *events):

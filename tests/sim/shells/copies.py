@@ -119,7 +119,7 @@ class Copies:
         held = set(self.held(rank))
         acks = [self._acks.get((rank, other), (set(), False)) for other in self.mine[rank]]
         versions = set.intersection(*(versions for versions, _ in acks)) & held if acks else held
-        transcript = all(sealed for _, sealed in acks) if acks else rank in self.transcripts
+        transcript = all(complete for _, complete in acks) if acks else rank in self.transcripts
         safe = (tuple(sorted(versions)), transcript, self.timeline)
         if self._reported.get(rank) != safe:
             self._reported[rank] = safe
@@ -156,7 +156,7 @@ class Copies:
         """Return False: every node has memory for copies."""
         return False
 
-    def sealed(self, rank: Rank) -> None:
+    def transcript_completed(self, rank: Rank) -> None:
         self.transcripts.add(rank)
         self._send_all(rank)
         self._report(rank)

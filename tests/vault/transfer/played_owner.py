@@ -57,11 +57,11 @@ class Owner:
         asked = self.asked
         return ChunkDigests(Hasher(secret), asked["rank"], asked["version"], asked["token"], asked["nbytes"])
 
-    def send(self, blocks=None, status=Outcome.WHOLE, *, secret=SECRET, sent=None, seal=None):
+    def send(self, blocks=None, status=Outcome.WHOLE, *, secret=SECRET, sent=None, root=None):
         """Send a segment, or `sent` in the place of its bytes, and return the answer."""
         digests = self.digests(secret)
         self.send_blocks(digests.blocks if blocks is None else blocks, digests, sent)
-        self.say(exchange._END, status, seal or digests.seal(0, 1))
+        self.say(exchange._END, status, root or digests.root(0, 1))
         return headers.receive_answer(self.connection)
 
     def send_blocks(self, blocks, digests=None, sent=None):
@@ -71,7 +71,7 @@ class Owner:
             for number in range(blocks):
                 self.say(exchange._DIGESTS, body=digests.of_block(number, view))
                 block = digests.block(number)
-                answer = framing.receive_sealed(self.connection, len(block))
+                answer = framing.receive_tagged(self.connection, len(block))
                 missing = [
                     (sent or self.bytes)[slice(*each)] for each, lacks in zip(block, answer, strict=True) if lacks
                 ]
@@ -92,7 +92,7 @@ class Owner:
         """Have a version taken, and the transcript, without which nothing can be had."""
         self.write(version)
         await off(self.put_all, version)
-        await off(seal, self)
+        await off(take_transcript, self)
 
     def close(self):
         self.sock.close()
@@ -111,7 +111,7 @@ async def pair():
         await node.close()
 
 
-def seal(owner):
+def take_transcript(owner):
     """Have the transcript taken."""
     snapshot = owner.bytes, owner.token
     fd = segments.create_memory("transcript")

@@ -44,7 +44,7 @@ def test_the_chunks_are_the_header_and_all_that_follows_in_order(more):
     assert digests_of(Offer(1, 100)).block(0) == [(0, 100)]
 
 
-def test_digests_are_of_content_and_secret_and_seals_of_what_it_is_too():
+def test_digests_are_of_content_and_secret_and_roots_of_what_it_is_too():
     body = content(0, 0, nbytes=HEADER_BYTES + 3 * CHUNK_BYTES)
     with memoryview(body) as view:
         one, same, other = (digests_of(Offer(version, len(body))) for version in (1, 1, 2))
@@ -53,8 +53,8 @@ def test_digests_are_of_content_and_secret_and_seals_of_what_it_is_too():
     assert len(found[0]) == 4 * DIGEST_BYTES
     assert found[0] == found[1] == found[2] != found[3]
     assert not set(split(found[0])) & set(split(found[3]))
-    assert one.seal(0, 1) == same.seal(0, 1)
-    assert len({one.seal(0, 1), other.seal(0, 1), keyed.seal(0, 1), one.seal(0, 2), one.seal(1, 2)}) == 5
+    assert one.root(0, 1) == same.root(0, 1)
+    assert len({one.root(0, 1), other.root(0, 1), keyed.root(0, 1), one.root(0, 2), one.root(1, 2)}) == 5
 
 
 # --- between nodes ---------------------------------------------------------------------------------------------------
@@ -66,7 +66,7 @@ async def test_what_a_rank_of_the_buddy_has_at_the_same_version_is_not_sent():
         for version in (3, 4):
             b.capture(1, version, body=WEIGHTS + b"rank 1, its own")
             a.capture(0, version, body=WEIGHTS + b"rank 0, also its own, and longer")
-        a.seal(0)
+        a.complete_transcript(0)
         a.copies_to(b)
         await a.until(lambda: a.told[0][0] == (4,))
         assert b.copy_of(0, 4) == WEIGHTS + b"rank 0, also its own, and longer"
@@ -79,7 +79,7 @@ async def test_what_a_rank_of_the_buddy_has_at_the_same_version_is_not_sent():
 async def test_a_rank_of_the_buddy_that_is_late_is_waited_for():
     async with cluster("a", "b") as (a, b):
         b.capture(1, 3, body=WEIGHTS)
-        a.seal(0)
+        a.complete_transcript(0)
         a.copies_to(b)
         await a.until(lambda: 0 in a.told and a.told[0][1])
         a.capture(0, 4, body=WEIGHTS[::-1])
@@ -94,7 +94,7 @@ async def test_a_rank_of_the_buddy_that_is_late_is_waited_for():
 async def test_a_rank_of_the_buddy_that_skips_the_version_is_not_waited_for_any_longer():
     async with cluster("a", "b") as (a, b):
         b.capture(1, 3, body=WEIGHTS)
-        a.seal(0)
+        a.complete_transcript(0)
         a.copies_to(b)
         await a.until(lambda: 0 in a.told and a.told[0][1])
         a.capture(0, 4, body=WEIGHTS)
@@ -109,7 +109,7 @@ async def test_a_rank_of_the_buddy_that_skips_the_version_is_not_waited_for_any_
 @in_loop
 async def test_what_a_rank_does_not_change_is_sent_once():
     async with cluster("a", "b") as (a, b):
-        a.seal(0)
+        a.complete_transcript(0)
         a.copies_to(b)
         for version in range(3):
             before = sent_by(a)
@@ -126,7 +126,7 @@ async def test_what_another_rank_has_sent_is_not_sent_again():
     async with cluster("a", "b") as (a, b):
         b.replicator.keep({Rank(0), Rank(1)})
         for rank in (0, 1):
-            a.seal(rank)
+            a.complete_transcript(rank)
         a.capture(0, 5, body=WEIGHTS)
         a.replicator.set_buddies({Rank(0): (b.peer,), Rank(1): (b.peer,)})
         await a.until(lambda: a.told.get(0, ((),))[0] == (5,))
@@ -140,7 +140,7 @@ async def test_what_another_rank_has_sent_is_not_sent_again():
 @in_loop
 async def test_ranks_with_nothing_in_common_are_sent_whole():
     async with cluster("a", "b") as (a, b):
-        a.seal(0)
+        a.complete_transcript(0)
         a.copies_to(b)
         for version in range(5):
             b.capture(1, version, body=content(1, version))
@@ -158,7 +158,7 @@ async def test_a_byte_that_differs_is_sent():
             other[at] ^= 1
             b.capture(1, at, body=bytes(other))
             a.capture(0, at, body=WEIGHTS)
-            a.seal(0)
+            a.complete_transcript(0)
             a.copies_to(b)
             await a.until(lambda at=at: 0 in a.told and at in a.told[0][0])
             assert b.copy_of(0, at) == WEIGHTS
@@ -170,7 +170,7 @@ async def test_a_replacement_gets_what_was_never_sent():
     async with cluster("a", "b", "c") as (a, b, c):
         b.capture(1, 4, body=WEIGHTS)
         a.capture(0, 4, body=WEIGHTS)
-        a.seal(0)
+        a.complete_transcript(0)
         a.copies_to(b)
         await a.until_safe(0, 4)
         await a.close()
@@ -187,7 +187,7 @@ async def test_a_slot_of_the_buddy_that_changes_after_it_was_hashed_is_not_belie
         b.replicator.keep({Rank(0), Rank(2)})
         for rank in (0, 2):
             a.capture(rank, 3, body=WEIGHTS)
-            a.seal(rank)
+            a.complete_transcript(rank)
         b.capture(1, 3, body=WEIGHTS)
         a.replicator.set_buddies({Rank(0): (b.peer,)})
         await a.until_safe(0, 3)
@@ -206,7 +206,7 @@ async def test_what_is_at_another_place_at_the_buddy_is_found_too():
     async with cluster("a", "b") as (a, b):
         b.capture(1, 3, body=content(1, 3, nbytes=3 * CHUNK_BYTES) + WEIGHTS)
         a.capture(0, 3, body=WEIGHTS)
-        a.seal(0)
+        a.complete_transcript(0)
         a.copies_to(b)
         await a.until_safe(0, 3)
         assert b.copy_of(0, 3) == WEIGHTS
@@ -220,7 +220,7 @@ async def test_what_a_rank_of_its_node_has_is_not_fetched_for_a_replacement():
         for version in (3, 4):
             a.capture(0, version, body=WEIGHTS + content(0, version))
             b.capture(1, version, body=WEIGHTS + content(1, version))
-        a.seal(0)
+        a.complete_transcript(0)
         assert await b.seat(0, a.peer) is None
         assert await b.fetch(0, 3, a.peer) is None
         assert b.body(0, 3) == WEIGHTS + content(0, 3)
@@ -254,7 +254,7 @@ async def test_everything_that_was_opened_to_look_is_closed():
         for version in range(4):
             b.capture(1, version, body=WEIGHTS)
             a.capture(0, version, body=WEIGHTS)
-            a.seal(0)
+            a.complete_transcript(0)
             a.copies_to(b)
             await a.until(lambda version=version: 0 in a.told and version in a.told[0][0])
     assert descriptors() == before, "also what nobody refers to any more"

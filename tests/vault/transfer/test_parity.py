@@ -6,7 +6,7 @@ import socket
 from unittest.mock import ANY
 
 import pytest
-from played_owner import Owner, seal
+from played_owner import Owner, take_transcript
 from vault_kit import KIB, Node, cluster, content, in_loop, off
 
 from deadpool_run.ids import Rank
@@ -25,7 +25,7 @@ async def grouped(**options):
         *owners, holder, new = nodes
         holder.replicator.keep(GROUP, [GROUP])
         for rank, owner in enumerate(owners):
-            owner.seal(rank, f"of {rank}".encode())
+            owner.complete_transcript(rank, f"of {rank}".encode())
             owner.replicator.set_buddies({Rank(rank): (holder.peer,)}, [GROUP])
         yield owners, holder, new
 
@@ -146,10 +146,10 @@ async def test_a_delivery_that_breaks_is_continued_and_no_chunk_is_added_twice(m
         assert await off(first.sock.recv, 1) == b"", "the node has read all, and hangs up"
         again = Owner(holder)
         again.bytes, again.token = first.bytes, first.token
-        other.seal(1)
+        other.complete_transcript(1)
         other.capture(1, 7, body=body(1, 7))
         other.replicator.set_buddies({Rank(1): (holder.peer,)}, [group])
-        await off(seal, again)
+        await off(take_transcript, again)
         again.lacking = 0
         assert await off(lambda: again.put_all(7, **put)) == HeldVersions([(7, first.token)], ANY)
         assert again.lacking == again.digests().chunks - 2 * chunks.BLOCK_CHUNKS
@@ -197,7 +197,7 @@ async def test_without_memory_for_a_parity_the_owner_hears_of_it():
     try:
         holder.replicator.keep(group, [group])
         for rank, owner in enumerate(nodes):
-            owner.seal(rank)
+            owner.complete_transcript(rank)
             owner.capture(rank, 1, body=content(rank, 1, nbytes=2 * BIG))
             owner.replicator.set_buddies({Rank(rank): (holder.peer,)}, [group])
         await nodes[0].until(lambda: nodes[0].refusals)

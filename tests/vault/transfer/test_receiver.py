@@ -7,7 +7,7 @@ import struct
 
 import pytest
 from kit import processes
-from played_owner import pair, seal
+from played_owner import pair, take_transcript
 from vault_kit import KIB, LIMIT_S, connect, content, in_loop, off
 
 from deadpool_run.ids import Rank, Version
@@ -26,7 +26,7 @@ async def test_a_whole_copy_counts():
         answer = await off(owner.put_all, 5)
         assert answer == HeldVersions([(5, owner.token)], None)
         assert node.replicator.versions(Rank(0)) == (), "without a transcript nobody can rehearse"
-        answer = await off(seal, owner)
+        answer = await off(take_transcript, owner)
         assert answer.transcript is not None
         assert node.replicator.versions(Rank(0)) == (5,)
         assert node.copy_of(0, 5) == content(0, 5)
@@ -64,7 +64,7 @@ async def test_who_has_another_secret_can_give_nothing():
 
 @in_loop
 async def test_a_forged_chunk_of_the_right_length_is_refused():
-    """A listener knows genuine digests and seals, and cannot make another."""
+    """A listener knows genuine digests and root digests, and cannot make another."""
     async with pair() as (node, owner):
         owner.write(5)
         assert await off(owner.put, 5) == Go()
@@ -76,7 +76,7 @@ async def test_a_forged_chunk_of_the_right_length_is_refused():
 
 @in_loop
 async def test_genuine_chunks_are_of_no_use_in_another_place():
-    """Digests fit the chunks, and the header is the right one; but the seal is of what was sent before."""
+    """Digests fit the chunks, and the header is the right one; but the root digest is of what was sent before."""
     async with pair() as (node, owner):
         await owner.gives(5)
         with memoryview(owner.bytes) as view:
@@ -85,7 +85,7 @@ async def test_genuine_chunks_are_of_no_use_in_another_place():
             before.of_block(0, view)
         owner.write(6)
         assert await off(owner.put, 6) == Go()
-        assert await off(lambda: owner.send(seal=before.seal(0, 1))) == No("damaged")
+        assert await off(lambda: owner.send(root=before.root(0, 1))) == No("damaged")
         assert node.replicator.versions(Rank(0)) == (5,)
 
 
@@ -146,7 +146,7 @@ async def test_only_what_the_owner_holds_is_kept_in_three_memories():
             answer = await off(lambda version=version, held=held: owner.put_all(version, held=held))
             assert answer.held == held
             if version == 0:
-                await off(seal, owner)
+                await off(take_transcript, owner)
         assert node.replicator.versions(Rank(0)) == (4, 5)
         files = {os.fstat(fd).st_ino for fd, of in processes.descriptors().items() if "deadpool-0-copy" in of}
         assert len(files) <= 3 + 1, "two, a spare, and the transcript"
@@ -158,7 +158,7 @@ async def test_ranks_that_are_not_kept_are_refused_and_those_no_longer_kept_are_
         owner.write(5)
         assert (await off(lambda: owner.put(5, rank=1))).why == "this node does not keep copies of the rank"
         await off(owner.put_all, 5)
-        await off(seal, owner)
+        await off(take_transcript, owner)
         node.replicator.keep({Rank(1)})
         assert node.replicator.versions(Rank(0)) == ()
         assert (await off(owner.put, 5)).why == "this node does not keep copies of the rank"
@@ -334,7 +334,7 @@ async def test_chunks_of_another_length_end_the_connection(length):
         owner.write(5)
         assert await off(owner.put, 5) == Go()
         owner.say(exchange._DIGESTS, body=bytes(2 * DIGEST_BYTES))
-        assert await off(framing.receive_sealed, owner.connection, 2) == b"\1\1"
+        assert await off(framing.receive_tagged, owner.connection, 2) == b"\1\1"
         owner.say(exchange._CHUNKS, length)
         await off(lambda: expect_end(owner.sock))
         assert node.replicator._shared.replicas.open(Rank(0), Version(5)) is None
@@ -345,7 +345,7 @@ async def test_a_segment_that_ends_early_ends_the_connection():
     async with pair() as (node, owner):
         owner.write(5)
         assert await off(owner.put, 5) == Go()
-        owner.say(exchange._END, Outcome.WHOLE, owner.digests().seal(0, 1))
+        owner.say(exchange._END, Outcome.WHOLE, owner.digests().root(0, 1))
         await off(lambda: expect_end(owner.sock))
         assert node.replicator._shared.replicas.open(Rank(0), Version(5)) is None
 

@@ -180,7 +180,7 @@ async def test_a_source_that_is_gone_is_said_and_slots_stay_empty():
 
 async def copied_twice(a, b):
     """Have a's rank 0 send two versions to b."""
-    a.seal(0)
+    a.complete_transcript(0)
     a.copies_to(b)
     a.capture(0, 4)
     await a.until_safe(0, 4)
@@ -227,7 +227,7 @@ async def test_a_fetch_replaces_all_that_was_there_and_is_sent_on():
         a.holds(4)
         b.capture(0, 4, token=9)
         b.capture(0, 5, token=9)
-        b.seal(0)
+        b.complete_transcript(0)
         b.copies_to(c)
         await b.until_safe(0, 5)
         assert await b.fetch(0, 4, a.peer) is None
@@ -266,7 +266,7 @@ async def test_a_fetch_does_not_write_to_a_slot_after_an_order_to_use_what_is_he
     body = partial(content, nbytes=4 << 20)
     async with cluster("a", "b", bandwidth=2 << 20) as (a, b):
         a.capture(0, 10, body=body(0, 10))
-        a.seal(0)
+        a.complete_transcript(0)
         a.copies_to(b)
         await a.until_safe(0, 10)
         a.capture(0, 11, body=body(0, 11), announce=False)
@@ -355,7 +355,7 @@ async def test_a_replicator_closes_whatever_it_does(busy):
     """That nothing is left of it is looked at behind every test."""
     async with cluster("a") as (a,):
         a.capture(0, 4, body=bytes(32 << 20))
-        a.seal(0)
+        a.complete_transcript(0)
         match busy:
             case "serving":
                 peer = await off(connect, *a.listener.getsockname())

@@ -68,7 +68,7 @@ async def test_copies_take_no_more_than_the_limit_and_what_is_dropped_does_not_c
     async with cluster("a", "b", memory_limit=1 << 20) as (a, b):
         page = b.vault.status_page
         a.capture(0, 0, body=bytes(400_000))
-        a.seal(0)
+        a.complete_transcript(0)
         a.copies_to(b)
         await a.until_safe(0, 0)
         assert 400_000 < page.taken < 450_000
@@ -88,7 +88,7 @@ async def test_copies_take_no_more_than_the_limit_and_what_is_dropped_does_not_c
 async def test_a_copy_takes_as_many_segments_as_the_plan_says():
     async with cluster("a", "b") as (a, b):
         a.capture(0, 0, body=bytes(4_000_000))
-        a.seal(0)
+        a.complete_transcript(0)
         a.copies_to(b)
         await a.until_safe(0, 0)
         for version in range(1, 6):
@@ -119,7 +119,7 @@ async def test_without_memory_a_copy_that_its_owner_has_dropped_makes_room_for_t
     async with cluster("a", "b") as (a, b):
         bodies = [bytes([version]) * 200_000 for version in range(4)]
         a.capture(0, 0, body=bodies[0])
-        a.seal(0)
+        a.complete_transcript(0)
         a.copies_to(b)
         await a.until_safe(0, 0)
         a.capture(0, 1, body=bodies[1])

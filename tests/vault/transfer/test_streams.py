@@ -4,7 +4,7 @@ import asyncio
 import threading
 
 import pytest
-from kit.sealed import sealed_pair
+from kit.tagged import tagged_pair
 from vault_kit import KIB, LIMIT_S, cluster, connect, content, in_loop, off
 
 from deadpool_run.errors import ProtocolError
@@ -54,7 +54,7 @@ def test_what_is_small_goes_over_one_connection():
 async def test_a_large_snapshot_is_sent_over_as_many_connections_as_there_are(most, small_parts):
     dial = Dialled(most)
     async with cluster("a", "b", dial=dial, streams=4) as (a, b):
-        a.seal(0)
+        a.complete_transcript(0)
         for version in range(3):
             a.capture(0, version, body=content(0, version, nbytes=BODY_BYTES))
             a.copies_to(b)
@@ -69,7 +69,7 @@ async def test_a_large_snapshot_is_fetched_over_as_many_connections_as_there_are
     dial = Dialled()
     async with cluster("a", "b", dial=dial, streams=4) as (a, b):
         a.capture(0, 4, body=content(0, 4, nbytes=BODY_BYTES))
-        a.seal(0)
+        a.complete_transcript(0)
         assert await b.seat(0, a.peer) is None
         before = len(dial.connections)
         dial.most = most and before + most
@@ -81,7 +81,7 @@ async def test_a_large_snapshot_is_fetched_over_as_many_connections_as_there_are
 @in_loop
 async def test_what_the_buddy_has_is_left_out_of_every_part(small_parts):
     async with cluster("a", "b", streams=4) as (a, b):
-        a.seal(0)
+        a.complete_transcript(0)
         a.copies_to(b)
         same, other = content(7, 7, nbytes=BODY_BYTES), content(0, 0, nbytes=BODY_BYTES)
         b.capture(1, 3, body=same + content(1, 1, nbytes=BODY_BYTES))
@@ -96,7 +96,7 @@ async def test_a_connection_that_breaks_takes_the_delivery_with_it_and_it_is_mad
     monkeypatch.setattr(framing, "TIMEOUT_S", 60.0)  # nobody waits for that
     dial = Dialled()
     async with cluster("a", "b", dial=dial, streams=4) as (a, b):
-        a.seal(0)
+        a.complete_transcript(0)
         a.capture(0, 0, body=content(0, 0, nbytes=BODY_BYTES))
         a.copies_to(b)
         await a.until_safe(0, 0)
@@ -116,7 +116,7 @@ def take(connection, _part, _of):
 
 def bring(striped_receive, part, of, outcome=Outcome.WHOLE, *, cut_off=False):
     """Bring a part on a thread of its own."""
-    ours, theirs = sealed_pair()
+    ours, theirs = tagged_pair()
 
     def run():
         with theirs:
@@ -187,7 +187,7 @@ async def test_nobody_writes_any_more_once_a_striped_receive_is_closed():
         came.set()
         framing.receive_exactly(connection.sock, 1)
 
-    ours, theirs = sealed_pair()
+    ours, theirs = tagged_pair()
     with ours, theirs:
         with striped_receives.running(b"d", StripedReceive(take_much, 2)):
             bringing = asyncio.create_task(off(striped_receives.find(b"d").bring, 1, 2, theirs))
@@ -214,7 +214,7 @@ def test_a_stream_pool_says_what_went_wrong_and_leaves_no_thread():
     pairs = []
 
     def dial():
-        pairs.append(sealed_pair())
+        pairs.append(tagged_pair())
         return pairs[-1][0]
 
     stream_pool = StreamPool(dial)

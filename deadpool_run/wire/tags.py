@@ -1,4 +1,4 @@
-"""Seals: each frame or bundle after the greeting carries a tag, so that no third party can change what two agents send.
+"""Tags: each frame or bundle after the greeting carries a tag, so that no third party can change what two agents send.
 
 A tag is keyed BLAKE3 over the frame's number and the frame. Both ends count the frames of each direction, so the number itself
 is not sent. A frame that was altered, lost, repeated or moved has another tag than the one that is due.
@@ -16,8 +16,8 @@ TAG_BYTES = 16
 _NUMBER_BYTES = 8
 
 
-class Seal:
-    """The tags of one direction of one connection. Not thread-safe: the frames have an order."""
+class Tagger:
+    """Makes and checks the tags of one direction of one connection. Not thread-safe: the frames have an order."""
 
     def __init__(self, key: bytes) -> None:
         """Begin with frame 0. `key` is of this connection and this direction only."""

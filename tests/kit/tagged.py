@@ -3,17 +3,17 @@
 import socket
 
 from deadpool_run.wire.peer_connection import PeerConnection
-from deadpool_run.wire.seal import KEY_BYTES, Seal
+from deadpool_run.wire.tags import KEY_BYTES, Tagger
 
 _KEY = bytes(range(KEY_BYTES))
 
 
-def sealed(sock):
+def tagged(sock):
     """Return the connection in its state after a greeting. Both directions have the same key, so both ends are alike."""
-    return PeerConnection(sock, Seal(_KEY), Seal(_KEY))
+    return PeerConnection(sock, Tagger(_KEY), Tagger(_KEY))
 
 
-def sealed_pair():
+def tagged_pair():
     """Return the two ends of one connection."""
     one, other = socket.socketpair()
-    return sealed(one), sealed(other)
+    return tagged(one), tagged(other)
