@@ -1,4 +1,4 @@
-"""Words for messages that several rooms write."""
+"""Words for messages that several folders use."""
 
 import re
 from collections.abc import Sequence

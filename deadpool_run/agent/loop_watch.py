@@ -21,16 +21,16 @@ _HERE = Path(__file__).parents[1]
 
 
 class LoopWatch:
-    """Watches the running loop, from its thread, until `close`. `say` gets a line if it was blocked for `limit_s` or longer.
+    """Watches the running loop, from its thread, until `close`. `print_line` gets a line if it was blocked for `limit_s` or longer.
 
     Meanwhile the watching thread calls `while_late` again and again.
     """
 
     def __init__(
-        self, limit_s: float, say: Callable[[str], None], while_late: Callable[[], None] = lambda: None
+        self, limit_s: float, print_line: Callable[[str], None], while_late: Callable[[], None] = lambda: None
     ) -> None:
         self._limit_s = limit_s
-        self._say, self._while_late = say, while_late
+        self._print_line, self._while_late = print_line, while_late
         self._loop = asyncio.get_running_loop()
         self._watched = threading.get_ident()
         self._beat = time.monotonic()
@@ -60,7 +60,7 @@ class LoopWatch:
             where = (
                 f"in {found}" if found else "and ran no code of its own: the machine was busy, or the process stopped"
             )
-            self._say(f"this agent answered no message for {blocked_s:.1f} s {where}")
+            self._print_line(f"this agent answered no message for {blocked_s:.1f} s {where}")
 
     def _watch(self) -> None:
         period_s = self._limit_s / _LOOKS

@@ -204,7 +204,7 @@ class State:
     """The groups of ranks that share a parity, which their buddy keeps in place of copies."""
     former_buddies: tuple[tuple[NodeId, ...], ...] = ()
     """The buddies before these, which may hold what the present ones have not received yet."""
-    buddies_told: bool = True
+    buddies_ordered: bool = True
     """`SetBuddies` was ordered for the present ones in this term."""
     shortages: dict[NodeId, Shortage] = field(default_factory=dict)
     """Per node that has refused copies. Only living nodes."""

@@ -39,7 +39,7 @@ class ConnectionOwner(Protocol):
     def rejoined(self, rejoin: peers.Rejoin) -> None:
         """Go on with a node that a former leader took in. Messages can be sent to it."""
 
-    def heard(self, node: NodeId, message: peers.ToLeader) -> None:
+    def handle(self, node: NodeId, message: peers.ToLeader) -> None:
         """Handle a message of an agent that is admitted."""
 
     def hung_up(self, node: NodeId) -> None:
@@ -189,10 +189,10 @@ class Connections:
         elif connection.node in self._waiting:
             raise ProtocolError(f"it sent {type(message).__name__} before it was admitted")
         elif isinstance(message, peers.HeartbeatAck):
-            self._owner.heard(connection.node, message)
+            self._owner.handle(connection.node, message)
         elif isinstance(message, peers.NodeReport | peers.Ask):
             self._sessions[connection.node].received += 1
-            self._owner.heard(connection.node, message)
+            self._owner.handle(connection.node, message)
         else:
             raise ProtocolError(f"a node does not send {type(message).__name__}")
 

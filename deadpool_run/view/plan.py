@@ -17,7 +17,7 @@ from deadpool_run.ids import NodeId, Rank
 from deadpool_run.text import counted
 
 
-def outline(settings: Settings, nodes: Sequence[NodeRecord]) -> Iterator[str]:
+def plan_lines(settings: Settings, nodes: Sequence[NodeRecord]) -> Iterator[str]:
     """Yield the lines. `nodes`: those that have arrived, in this order; the world may need more."""
     state = begun(settings, nodes)
     yield _summary(settings)

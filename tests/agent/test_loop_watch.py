@@ -30,7 +30,7 @@ def test_the_call_that_blocked_the_loop_is_named_once(tmp_path):
 
     async def body(watching):
         said = asyncio.Event()
-        watching._say = lambda line, say=watching._say: (say(line), said.set())
+        watching._print_line = lambda line, print_line=watching._print_line: (print_line(line), said.set())
 
         def free():
             while not watching._found:

@@ -51,7 +51,7 @@ class Owner(Changes):
         self.gone.append(node)
         self.tell()
 
-    def heard(self, node, message):
+    def handle(self, node, message):
         if isinstance(message, peers.Fact):
             self.submit(message.event)
         else:

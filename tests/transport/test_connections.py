@@ -192,7 +192,7 @@ async def test_a_node_that_is_taken_for_lost_is_told_and_hung_up_on(house):
 @in_house
 async def test_what_a_node_said_behind_the_word_that_it_was_taken_for_lost_for_is_dropped(house):
     end, name = await house.join("a")
-    house.owner.heard = lambda node, _: house.connections.evict(node, "")
+    house.owner.handle = lambda node, _: house.connections.evict(node, "")
     house.connections.send(name, peers.Evict("x" * (4 << 20)))  # which keeps the connection open for a while
     end.send(peers.HeartbeatAck(0, 0.0, 0), peers.Fact(ev.WorkerStarted(1, 1)))
     assert (await end.is_lost())[1]

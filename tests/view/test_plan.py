@@ -9,7 +9,7 @@ from deadpool_run.core.copies import buddies
 from deadpool_run.core.settings import Settings
 from deadpool_run.core.state import NodeRecord
 from deadpool_run.core.transitions import JobPhase
-from deadpool_run.view.plan import begun, outline
+from deadpool_run.view.plan import begun, plan_lines
 
 
 def nodes(count, orders=(), leaves=("",)):
@@ -55,7 +55,7 @@ def test_it_is_what_the_coordinator_does(shape, spares, replicas, data):
 
 def test_the_lines():
     settings = Settings(world_size=6, nodes=3, spare_nodes=1)
-    assert list(outline(settings, nodes(4))) == [
+    assert list(plan_lines(settings, nodes(4))) == [
         "6 ranks, 2 on each of 3 nodes; spares: 1 node",
         "each rank's snapshots are copied to 1 other node",
         "n0  ranks 0-1; copies of rank 0 on n1; copies of rank 1 on n2",
@@ -67,7 +67,7 @@ def test_the_lines():
 
 def test_ranks_follow_the_users_order_and_spare_workers_are_shown():
     settings = Settings(world_size=4, nodes=2, spares=1, replicas=0)
-    assert list(outline(settings, nodes(2, orders=(1, 0)))) == [
+    assert list(plan_lines(settings, nodes(2, orders=(1, 0)))) == [
         "4 ranks, 2 on each of 2 nodes; spares: 1 worker",
         "snapshots are not copied to other nodes: a lost node loses the state of its ranks",
         "n1  ranks 0-1",
@@ -76,9 +76,9 @@ def test_ranks_follow_the_users_order_and_spare_workers_are_shown():
 
 
 def test_those_who_are_missing_are_waited_for():
-    *_, last = outline(Settings(world_size=4, nodes=4), nodes(1))
+    *_, last = plan_lines(Settings(world_size=4, nodes=4), nodes(1))
     assert last == "waiting for 3 more nodes: the world starts with 4"
-    assert list(outline(Settings(world_size=1), [])) == [
+    assert list(plan_lines(Settings(world_size=1), [])) == [
         "1 rank; spares: none",
         "waiting for 1 more node: the world starts with 1",
     ]

@@ -125,13 +125,13 @@ class Chaos:
         else:
             injection = Injection(frozenset({int(answer["worker"])}), how.value, generation, spare=target.spare)
         self.injected.append(injection)
-        told = "sigkill" if target.agent else str(how)
-        fate = how.description() if isinstance(how, Slowness) else f"gets {told}"
+        fault = "sigkill" if target.agent else str(how)
+        fate = how.description() if isinstance(how, Slowness) else f"gets {fault}"
         tell(
             f"chaos: {name} {fate}, fault {len(self.injected)}",
             event="fault_injected",
             rank=victim.get("rank"),
-            how=told,
+            how=fault,
         )
         return True
 

@@ -50,7 +50,7 @@ class InitialLoad:
         if answer.failure:
             self._waiting.clear()
             by = "" if self.job.alone else f" by node {node}"
-            self.job.say(f"checkpoint {self._chosen.where} is refused{by}: {answer.failure}")
+            self.job.print_line(f"checkpoint {self._chosen.where} is refused{by}: {answer.failure}")
             self.order.but.append(self._chosen.where)
             self.choose()
         elif not self._waiting:
@@ -69,7 +69,7 @@ class InitialLoad:
         self._checkpointer = None
         if isinstance(answer, CheckpointLoaded):
             for refusal in answer.refused:
-                self.job.say(refusal)
+                self.job.print_line(refusal)
             self._chosen = answer
             self._load()
         else:

@@ -28,7 +28,7 @@ class CheckpointedJob(Protocol):
     def tell_all(self, message: peers.ToNode) -> None:
         """Send a message to every node."""
 
-    def say(self, line: str) -> None:
+    def print_line(self, line: str) -> None:
         """Print a line for the user."""
 
     def cannot_begin(self, why: str) -> None:

@@ -108,10 +108,10 @@ class CheckpointLeader:
         self._schedule.written = Version(found.version)
         self._schedule.begin()
         if found.version >= 0:
-            self.job.say(f"resuming at step {found.version}, from {found.where}")
+            self.job.print_line(f"resuming at step {found.version}, from {found.where}")
             self._set_newest(peers.Durable(found.version, found.where, found.written))
         elif self.job.state.generation > 0:
-            self.job.say("there is no durable checkpoint yet: the world begins at step 0")
+            self.job.print_line("there is no durable checkpoint yet: the world begins at step 0")
 
     # --- while it runs ---------------------------------------------------------------------------------------------
 
@@ -122,7 +122,7 @@ class CheckpointLeader:
         if self.job.state.phase in (JobPhase.STOPPING, JobPhase.STOPPED):
             return  # perhaps for this reason; a second request to stop would kill the workers
         then = "then the job ends, to be queued again" if self.spec.exit_on_usr1 else "training continues"
-        self.job.say(f"SIGUSR1: writing a durable checkpoint; {then}")
+        self.job.print_line(f"SIGUSR1: writing a durable checkpoint; {then}")
         self._wanted, self._leaving = True, self.spec.exit_on_usr1
         self.check()
 
@@ -200,7 +200,7 @@ class CheckpointLeader:
         for line in taken.uncleaned:
             if line not in self._uncleaned:
                 self._uncleaned.add(line)
-                self.job.say(f"durable checkpoints: {line}")
+                self.job.print_line(f"durable checkpoints: {line}")
 
     def _advance(self, attempt: Attempt) -> None:
         if not attempt.next_step():
@@ -221,7 +221,7 @@ class CheckpointLeader:
         self._schedule.written = attempt.version
         self._schedule.begin()
         self._set_newest(peers.Durable(attempt.version, attempt.where, datetime.now(UTC).isoformat(timespec="seconds")))
-        self.job.say(f"step {attempt.version} is durable: {attempt.where} ({attempt.nbytes / 1e6:.1f} MB)")
+        self.job.print_line(f"step {attempt.version} is durable: {attempt.where} ({attempt.nbytes / 1e6:.1f} MB)")
         self._end_job_if_leaving()
 
     def _fail(self, why: str) -> None:
@@ -232,7 +232,7 @@ class CheckpointLeader:
         self._end_attempt()
         self._voided = 0
         self._wanted = self._leaving = False
-        self.job.say(f"no durable checkpoint could be written: {why}")
+        self.job.print_line(f"no durable checkpoint could be written: {why}")
 
     def _void(self, why: str) -> None:
         """End the attempt; another follows with a later version."""
@@ -268,13 +268,15 @@ class CheckpointLeader:
     def node_lost(self, node: NodeId) -> None:
         """Void the attempt that the node took part in."""
         if self._attempt is not None and node in self._attempt.nodes:
-            self.job.say(f"the durable checkpoint that was being written is void: node {node} is lost")
+            self.job.print_line(f"the durable checkpoint that was being written is void: node {node} is lost")
             self._void(f"node {node} is lost")
 
     def led_again(self) -> None:
         """Void the attempt, as its leader leads in a later term now: nodes have given up what it ordered before."""
         if self._attempt is not None:
-            self.job.say("the durable checkpoint that was being written is void: the nodes had no leader meanwhile")
+            self.job.print_line(
+                "the durable checkpoint that was being written is void: the nodes had no leader meanwhile"
+            )
             self._void("the nodes had no leader meanwhile")
 
     def new_timeline(self) -> None:
@@ -304,7 +306,7 @@ class CheckpointLeader:
             if self._is_whole(self.job.state):
                 await self._begin_attempt()
             else:
-                self.job.say("the last step could not be made durable: a node that has a part of it is lost")
+                self.job.print_line("the last step could not be made durable: a node that has a part of it is lost")
         return exit_code, reason
 
     def close(self) -> None:

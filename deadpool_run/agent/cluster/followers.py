@@ -41,7 +41,7 @@ class Leading(Protocol):
     def submit(self, event: Event) -> None:
         """Take in a fact."""
 
-    def heard(self, node: NodeId, report: peers.NodeReport) -> None:
+    def handle(self, node: NodeId, report: peers.NodeReport) -> None:
         """Handle what has happened on a node."""
 
     def mirror(self, node: NodeId, rank_entries: Iterable[tuple[int, ...]]) -> None:
@@ -277,7 +277,7 @@ class Followers:
         joined, self._joined = self._joined, {}
         self._leadership.handle(electorate.AgentsJoined(joined))
 
-    def heard(self, node: NodeId, message: peers.ToLeader) -> None:
+    def handle(self, node: NodeId, message: peers.ToLeader) -> None:
         """Handle a message of an agent that is admitted."""
         match message:
             case peers.Fact():  # most are
@@ -301,7 +301,7 @@ class Followers:
     def _report(self, node: NodeId, report: peers.NodeReport) -> None:
         if self._timer is not None and self._loop.time() > self._timer.when():
             self._heartbeat()  # first, as it is due: the reports of one turn of the loop may take long
-        self._leader.heard(node, report)
+        self._leader.handle(node, report)
 
     def _mirror(self, node: NodeId, rank_entries: Iterable[tuple[int, ...]]) -> None:
         try:

@@ -32,7 +32,7 @@ from deadpool_run.core.events import CaptureSkipped, Event, SnapshotCommitted, S
 from deadpool_run.core.state import State
 from deadpool_run.core.transitions import JobPhase
 from deadpool_run.ids import NodeId, Rank, Version, WorkerId
-from deadpool_run.view.plan import outline
+from deadpool_run.view.plan import plan_lines
 from deadpool_run.view.status_report import NodeReports, Seen, status_object
 from deadpool_run.wire import peers
 from deadpool_run.wire.stores import CallersIdentified, IdentifyCallers
@@ -114,7 +114,7 @@ class Leader:
             look=lambda: () if self.node.suspended else sights_of(self.state, self.node.vault.status_page),
             pid=self.node.workforce.pid,
             submit=self.submit,
-            say=tell,
+            print_line=tell,
             protected=lambda: self.state.phase is JobPhase.RUNNING,
             slowed=lambda: slowed_workers(self.state, self.server.now()),
         )
@@ -136,9 +136,9 @@ class Leader:
 
     def report(self, report: peers.NodeReport) -> None:
         """Handle what has happened on the own node."""
-        self.heard(self.here, report)
+        self.handle(self.here, report)
 
-    def heard(self, node: NodeId, report: peers.NodeReport) -> None:
+    def handle(self, node: NodeId, report: peers.NodeReport) -> None:
         """Handle what has happened on a node."""
         match report:
             case peers.Fact(event):
@@ -187,7 +187,7 @@ class Leader:
         if self.followers is not None:
             self.followers.connections.broadcast(message)
 
-    def say(self, line: str) -> None:
+    def print_line(self, line: str) -> None:
         """Print a line for the user."""
         tell(line)
 
@@ -360,7 +360,7 @@ class Leader:
         self.durable.decided()
         if self.state.phase is JobPhase.SETTING_UP and not self._plan_printed:
             self._plan_printed = True
-            for line in outline(self._spec.settings, tuple(self.state.nodes.values())):
+            for line in plan_lines(self._spec.settings, tuple(self.state.nodes.values())):
                 tell(line)
         if self.state.phase is JobPhase.RUNNING:
             self._observers.protected()

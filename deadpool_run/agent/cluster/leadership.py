@@ -210,12 +210,12 @@ class Leadership:
 
         Some may not do so: the next time they are others.
         """
-        told, agents = self._peers(others), self.agents()
-        random.shuffle(told)
-        size = 1 if len(told) <= _CLAIMS else math.isqrt(len(told))
-        for first in range(0, len(told), size):
-            claim = peers.LeadershipClaim(self._loop.time(), agents, tuple(told[first + 1 : first + size]))
-            self.vote_links.send(told[first : first + 1], claim)
+        receivers, agents = self._peers(others), self.agents()
+        random.shuffle(receivers)
+        size = 1 if len(receivers) <= _CLAIMS else math.isqrt(len(receivers))
+        for first in range(0, len(receivers), size):
+            claim = peers.LeadershipClaim(self._loop.time(), agents, tuple(receivers[first + 1 : first + size]))
+            self.vote_links.send(receivers[first : first + 1], claim)
 
     def know_log(self, log: electorate.LogIndex) -> None:
         """Note the newest entry that is known here: before the next event, and once for all entries of a turn of the loop."""

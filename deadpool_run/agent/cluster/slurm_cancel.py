@@ -20,7 +20,9 @@ from deadpool_run.wire.typed import read_object
 _CONNECT_TIMEOUT_S = 3.0
 
 
-async def cancel_if_srun_is_gone(place: Discovery | None, living: Collection[str], say: Callable[[str], None]) -> bool:
+async def cancel_if_srun_is_gone(
+    place: Discovery | None, living: Collection[str], print_line: Callable[[str], None]
+) -> bool:
     """Cancel our batch job if the `srun` that started us is gone; return whether it was cancelled.
 
     For the last agent of a run, after everything else is over: the SIGTERM that follows is for itself too. `living` has the
@@ -32,16 +34,16 @@ async def cancel_if_srun_is_gone(place: Discovery | None, living: Collection[str
         return False
     if place.nodes[0] in living or await _listens(place.step.starter):
         return False
-    say(
+    print_line(
         f"srun at {place.step.starter} is gone, and with it the batch script: ending Slurm job {place.job_id} with scancel"
     )
     why, _ = await run_command("scancel", place.job_id)
     if why:
-        say(f"scancel: {why}; job {place.job_id} holds its nodes until somebody runs `scancel {place.job_id}`")
+        print_line(f"scancel: {why}; job {place.job_id} holds its nodes until somebody runs `scancel {place.job_id}`")
     return not why
 
 
-async def cancel_if_abandoned(place: Discovery | None, base: Path, say: Callable[[str], None]) -> bool:
+async def cancel_if_abandoned(place: Discovery | None, base: Path, print_line: Callable[[str], None]) -> bool:
     """Cancel our batch job if no node trains and nothing waits for it; return whether it was cancelled.
 
     For an agent that found no leader, such as where too few agents are left for a majority. This agent may be the one that
@@ -57,9 +59,9 @@ async def cancel_if_abandoned(place: Discovery | None, base: Path, say: Callable
     elif name != place.nodes[0] and not has_ended and await _may_live(place, name):
         why = f"node {leads.node} may be training"
     else:
-        return await cancel_if_srun_is_gone(place, (), say)
+        return await cancel_if_srun_is_gone(place, (), print_line)
     if not await _listens(place.step.starter):
-        say(
+        print_line(
             f"Slurm job {place.job_id} has lost its batch script, and is not cancelled: {why}; "
             f"if no node is, run `scancel {place.job_id}`"
         )

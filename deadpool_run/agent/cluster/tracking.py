@@ -37,22 +37,22 @@ class Tracking:
             self.commits.discard_above(timeline, rollback)
 
     def is_current(self, state: State, node: NodeId, safe: Safe) -> bool:
-        """Return whether a node's report counts: the rank lives there, and the holders are those that the node was told last.
+        """Return whether a node's report counts: the rank lives there, and the holders are those that the node was sent last.
 
         A node knows late that a rank has left, or has other holders. The former ones may drop their copies once the report counts.
         """
-        told = self._buddies.get(node)
+        last = self._buddies.get(node)
         is_rank = 0 <= safe.rank < len(state.seats) and state.seats[safe.rank].node == node
-        return is_rank and told is not None and told.number == safe.buddies
+        return is_rank and last is not None and last.number == safe.buddies
 
     def committed_news(self, timeline: int) -> Committed | None:
         """Return the commits if they changed since they were last sent, else None."""
         newest = -1 if self.commits.committed is None else self.commits.committed
-        told = Committed(timeline, newest, tuple(sorted(self.commits.abandoned)))
-        if told == self.committed:
+        news = Committed(timeline, newest, tuple(sorted(self.commits.abandoned)))
+        if news == self.committed:
             return None
-        self.committed = told
-        return told
+        self.committed = news
+        return news
 
     def is_news_of_protection(self) -> bool:
         """Return whether this is the first call in the generation."""
@@ -78,15 +78,15 @@ class Tracking:
             for holder in dict.fromkeys((*holders, *former)):
                 keep[holder].append(seat.rank)
         # A message of an earlier term may have been lost with its connection.
-        sent = {node: told for node, told in self._buddies.items() if told.number >> _TERM_SHIFT == state.term}
-        self._buddies = {node: told for node, told in sent.items() if node in state.nodes}
+        of_term = {node: last for node, last in self._buddies.items() if last.number >> _TERM_SHIFT == state.term}
+        self._buddies = {node: last for node, last in of_term.items() if node in state.nodes}
         for node in state.nodes:
             groups = {self._groups[rank] for rank in (*mine[node], *keep[node]) if rank in self._groups}
-            before_told = self._buddies.get(node)
-            number = 0 if before_told is None else before_told.number
-            told = Buddies(dict(mine[node]), tuple(keep[node]), tuple(sorted(groups)), number)
+            last = self._buddies.get(node)
+            number = 0 if last is None else last.number
+            news = Buddies(dict(mine[node]), tuple(keep[node]), tuple(sorted(groups)), number)
             # A new leader tells all of them: a node may have had a rank, and has none now.
-            if told != before_told:
+            if news != last:
                 self._number += 1
-                told = self._buddies[node] = replace(told, number=(state.term << _TERM_SHIFT) + self._number)
-                yield node, told
+                news = self._buddies[node] = replace(news, number=(state.term << _TERM_SHIFT) + self._number)
+                yield node, news

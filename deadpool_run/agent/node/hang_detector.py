@@ -136,7 +136,7 @@ class HangDetector:
     pid: Callable[[WorkerId], int | None]
     """Returns the process of a living worker."""
     submit: Callable[[Event], None]
-    say: Callable[[str], None]
+    print_line: Callable[[str], None]
     """Prints a hang without a culprit."""
     protected: Callable[[], bool] = lambda: True
     slowed: Callable[[], Mapping[WorkerId, float]] = dict
@@ -184,6 +184,6 @@ class HangDetector:
         if verdict.culprits:
             self._sights = ()
         elif times == looks:
-            self.say(f"the job hangs, but no rank can be blamed, and none is ended: {verdict.reason}")
+            self.print_line(f"the job hangs, but no rank can be blamed, and none is ended: {verdict.reason}")
         for culprit in verdict.culprits:
             self.submit(WorkerHung(culprit.worker, verdict.reason))

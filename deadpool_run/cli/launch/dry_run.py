@@ -16,7 +16,7 @@ from deadpool_run.core.state import NodeRecord
 from deadpool_run.ids import ONLY_NODE, Epoch, NodeId, Rank, WorkerId
 from deadpool_run.text import without_passwords
 from deadpool_run.view.memory_plan import Room, lines
-from deadpool_run.view.plan import outline
+from deadpool_run.view.plan import plan_lines
 from deadpool_run.wire.peers import Peer, World
 
 _CHOSEN_AT_START = {
@@ -44,7 +44,7 @@ def describe(spec: LaunchSpec, notes: Sequence[str], values: Values, outer: Mapp
         ("options", set_lines(values)),
         ("notes", notes),
         ("run", (f"run id         {spec.run_id}", f"run directory  {spec.run_dir}", f"logs           {logs}")),
-        ("ranks and spares", outline(spec.settings, machines) if spec.cluster else _map_lines(spec)),
+        ("ranks and spares", plan_lines(spec.settings, machines) if spec.cluster else _map_lines(spec)),
         ("memory for snapshots and copies", _memory_lines(values, spec, machines, free)),
         ("command of a worker", (_command_line(spec),)),
         ("environment of rank 0 (beyond what is inherited)", _environment_lines(spec, outer)),

@@ -73,11 +73,11 @@ def update(decision: Decision) -> None:
     if (chosen, groups) != (state.buddies, state.parity_groups):
         before = state.buddies
         state.former_buddies = _joined(state.former_buddies, before)  # they hold the only copies for now
-        state.buddies, state.parity_groups, state.buddies_told = chosen, groups, False
+        state.buddies, state.parity_groups, state.buddies_ordered = chosen, groups, False
         if before and chosen:
             shortages.announce(decision, before)
-    if not state.buddies_told:
-        state.buddies_told = True
+    if not state.buddies_ordered:
+        state.buddies_ordered = True
         decision.effects.append(do.SetBuddies(chosen, groups))
 
 
@@ -123,7 +123,7 @@ def _is_up_to_date(decision: Decision) -> bool:
     rehearsable_now = not decision.all_rehearsable_before and not state.seat_counters.unrehearsable
     return (
         decision.phase_before in shortages.COPIED_IN
-        and state.buddies_told
+        and state.buddies_ordered
         and not (changes.joined or changes.nodes_lost or changes.placement or changes.shortages or rehearsable_now)
     )
 

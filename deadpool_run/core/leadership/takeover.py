@@ -76,7 +76,7 @@ def _moved(decision: Decision, event: ev.CoordinatorMoved) -> bool:
     state.epoch = raised(state.epoch, event.term)
     state.next_worker = WorkerId(max(state.next_worker, event.term << TERM_BITS))
     state.suspicion = None
-    state.buddies_told = False
+    state.buddies_ordered = False
     state.released = frozenset()  # the order may not have been performed
     state.move = Move(decision.now, event.node, waiting=set(state.nodes), deferred=deferred)
     decision.announce(

@@ -53,7 +53,7 @@ class Job:
         seats = tuple(Seat(Rank(rank), node=node) for node, ranks in homes.items() for rank in ranks)
         self.state = State(JobPhase.RUNNING, 1, seats, nodes=dict.fromkeys(homes))
         self.told, self.said, self.left, self.published, self.lost = [], [], 0, [], []
-        self.say, self.tell_all, self.cannot_begin = self.said.append, self.published.append, self.lost.append
+        self.print_line, self.tell_all, self.cannot_begin = self.said.append, self.published.append, self.lost.append
         self.vault, self.checkpointers = vault, Checkpointers()
         self.leader = CheckpointLeader(
             DurableSpec(**({"target": "/kept", "every_steps": 4} | spec)),

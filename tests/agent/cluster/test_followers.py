@@ -33,7 +33,7 @@ class FakeLeader:
     def submit(self, event):
         self.told.append(event)
 
-    def heard(self, _, report):
+    def handle(self, _, report):
         self.submit(report.event)
 
     def welcome(self, node):
@@ -173,13 +173,13 @@ def test_a_heartbeat_that_is_due_goes_before_the_next_fact_and_at_once():
         end = join(followers, pair=pair)
         await end.hears(2)
         leadership.beat = peers.Heartbeat(0, 5.0, 1, 2)
-        followers.heard("n", peers.Fact(ev.TimeAdvanced()))
+        followers.handle("n", peers.Fact(ev.TimeAdvanced()))
         with pytest.raises(BlockingIOError):
             theirs.sock.recv(1, socket.MSG_PEEK)
         loop = asyncio.get_running_loop()
         followers._timer.cancel()
         followers._timer = loop.call_at(loop.time() - 1, lambda: None)
-        followers.heard("n", peers.Fact(ev.TimeAdvanced()))
+        followers.handle("n", peers.Fact(ev.TimeAdvanced()))
         assert b"Heartbeat" in theirs.sock.recv(1 << 10, socket.MSG_PEEK), "and the loop has not turned"
         await followers.end(peers.End(0, ""))
         end.close()
@@ -203,11 +203,11 @@ def test_the_end_waits_until_a_majority_has_the_events_of_its_own_turn():
         leader.server.entries, over = 1, []
         leader.server.on_entry(5.0, ev.StopRequested(0, 1))
         followers.when_known(lambda: over.append(True))
-        followers.heard("n", peers.HeartbeatAck(0, 1.0, 2, received=2))
+        followers.handle("n", peers.HeartbeatAck(0, 1.0, 2, received=2))
         assert not over
         assert (await end.hears(3))[2] == peers.LogEntries(0, 0, (peers.LogEntry(5.0, ev.StopRequested(0, 1)),))
         assert not over
-        followers.heard("n", peers.HeartbeatAck(0, 1.0, 2, received=3))
+        followers.handle("n", peers.HeartbeatAck(0, 1.0, 2, received=3))
         assert over
         await followers.end(peers.End(0, ""))
         end.close()

@@ -89,7 +89,7 @@ def test_the_reason_of_a_large_world_is_one_that_can_be_read():
 
 def blind():
     """Return a detector that never looks."""
-    return HangDetector(0, look=tuple, pid=lambda _: None, submit=lambda _: None, say=lambda _: None)
+    return HangDetector(0, look=tuple, pid=lambda _: None, submit=lambda _: None, print_line=lambda _: None)
 
 
 @pytest.mark.parametrize("change", ["5:9/7", "5:8/8", "6:9/8", "5:9/8 OPTIMIZER"])
@@ -128,7 +128,7 @@ def watch(look, until, *, timeout_s=0.02):
             if len(told) == until and not over.done():
                 over.set_result(None)
 
-        health = HangDetector(timeout_s, look=look, pid=lambda _: None, submit=hear, say=hear)
+        health = HangDetector(timeout_s, look=look, pid=lambda _: None, submit=hear, print_line=hear)
         try:
             async with asyncio.timeout(30):
                 await over
@@ -170,7 +170,7 @@ def watched(looks_until, stopped_pid=None, **options):
             look=look,
             pid=lambda worker: stopped_pid if worker == 10 else None,
             submit=told.append,
-            say=told.append,
+            print_line=told.append,
             **options,
         )
         async with asyncio.timeout(30):
@@ -241,7 +241,7 @@ def test_progress_between_looks_is_no_hang():
 
 def test_a_timeout_of_zero_never_looks():
     async def run():
-        health = HangDetector(0, look=pytest.fail, pid=pytest.fail, submit=pytest.fail, say=pytest.fail)
+        health = HangDetector(0, look=pytest.fail, pid=pytest.fail, submit=pytest.fail, print_line=pytest.fail)
         assert health._timer is None
         health.close()
 
