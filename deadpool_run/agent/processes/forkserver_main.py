@@ -35,6 +35,7 @@ from pathlib import Path
 from typing import Any
 
 from deadpool_run.agent.processes import marked
+from deadpool_run.wire import descriptors
 
 COMMAND = (
     "import sys; sys.flags.safe_path or sys.path.pop(0); "
@@ -126,7 +127,7 @@ class _ForkServer:
             self._held = None
             return held
         try:
-            packet, fds, _, _ = socket.recv_fds(self._agent, MAX_PACKET_BYTES, _MAX_FDS)
+            packet, fds = descriptors.receive(self._agent, MAX_PACKET_BYTES, _MAX_FDS)
         except ConnectionResetError:  # the agent went away and left an answer unread
             return None
         return _Request(json.loads(packet), fds) if packet else None

@@ -15,6 +15,7 @@ from deadpool_run.core.effects import AbortStep, LimitSteps, ReleaseWorker, Resu
 from deadpool_run.core.events import AbortFailed, StepsLimited
 from deadpool_run.errors import ProtocolError, RunLeft
 from deadpool_run.ids import Epoch, Version
+from deadpool_run.wire import descriptors
 from deadpool_run.wire.messages import (
     FORMAT,
     THIS_WORKER,
@@ -64,7 +65,7 @@ def receive(control: socket.socket) -> tuple[Message, list[int]] | None:
     """
     frames, fds = FORMAT.frames(), list[int]()
     while True:
-        data, more, _, _ = socket.recv_fds(control, frames.missing, _MAX_FDS)
+        data, more = descriptors.receive(control, frames.missing, _MAX_FDS)
         fds += more
         if not data:
             return None
@@ -280,7 +281,7 @@ class AgentLink:
 
     def _receive(self) -> bytes:
         try:
-            data, fds, _, _ = socket.recv_fds(self._control, 64 << 10, _MAX_FDS)
+            data, fds = descriptors.receive(self._control, 64 << 10, _MAX_FDS)
         except ConnectionResetError:
             return b""
         self._fds += fds
