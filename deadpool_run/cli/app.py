@@ -5,7 +5,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 from typer.completion import Shells, get_completion_script  # type: ignore[attr-defined]  # not in its __all__
-from typer.core import TyperGroup
+from typer.core import TyperGroup, TyperOption
 from typer.exceptions import TyperException
 
 from deadpool_run.agent.console import installed_version, tell
@@ -32,17 +32,32 @@ from deadpool_run.errors import DeadpoolError, UsageError
 _WIDTH = 100
 """The most columns of the help."""
 _OWN_OPTIONS = {"--version", "--install-completion", "--show-completion", "--print-completion"}
+_FIRST_WORD = "deadpool_run.first_word"
+"""The shell completes the first word of the line, which may be a command."""
 
 
 class _DefaultRun(TyperGroup):
     """Runs `run` if the first word is not a command."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if ctx.resilient_parsing and not args:
+            rest = super().parse_args(ctx, args)
+            ctx.meta[_FIRST_WORD] = True
+            return rest
         if not args or (args[0] not in self.commands and args[0].partition("=")[0] not in _OWN_OPTIONS):
             args = ["run", *args]
         if args[0] == "run":
             args = ["run", *_canonical(ctx, args[1:])]
         return super().parse_args(ctx, args)
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return its own parameters, and those of `run` while the shell completes the first word: it may belong to either."""
+        own = super().get_params(ctx)
+        if _FIRST_WORD not in ctx.meta:
+            return own
+        names = {each.name for each in own}
+        others = [each for each in self.commands["run"].get_params(ctx) if each.name not in names]
+        return [*own, *(each for each in others if isinstance(each, TyperOption))]
 
 
 def _canonical(ctx: Any, args: list[str]) -> list[str]:

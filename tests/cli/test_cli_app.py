@@ -260,11 +260,6 @@ def test_the_completion_of_an_unknown_shell_is_refused():
     assert "'bash', 'zsh'" in done.stderr
 
 
-def test_options_are_completed():
-    words = {"COMP_WORDS": "deadpool-run --npro", "COMP_CWORD": "1", "_DEADPOOL_RUN_COMPLETE": "complete_bash"}
-    assert deadpool(env=words).stdout.split() == ["--nproc-per-node"]
-
-
 def test_env_tells_what_a_bug_report_needs(home):
     said = deadpool("env", env=ours(home, NCCL_DEBUG="INFO", SECRET_TOKEN="hunter2")).stdout
     for word in ("torch", "python", "CPUs", "GPUs", "NCCL_DEBUG=INFO"):

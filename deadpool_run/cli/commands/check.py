@@ -27,6 +27,7 @@ Faults = Annotated[
     str,
     _option(
         metavar="all|N",
+        autocompletion=lambda: ["all"],
         show_default=False,
         help="Number of faults; `all` kills every rank in every phase. Default: every rank and every phase once.",
     ),

@@ -48,7 +48,11 @@ def kill_rank(  # noqa: PLR0913 - one parameter for each option
     ] = None,
     phase: Annotated[
         str,
-        typer.Option(metavar="|".join(ACTIVITIES), help="Wait until the rank is seen in this phase. Only with RANK."),
+        typer.Option(
+            metavar="|".join(ACTIVITIES),
+            autocompletion=lambda: [*ACTIVITIES],
+            help="Wait until the rank is seen in this phase. Only with RANK.",
+        ),
     ] = "",
     count: Annotated[int, typer.Option(metavar="N", min=1, help="Kill N times.")] = 1,
     every: Annotated[str, typer.Option(metavar="TIME", help="Time between two kills.")] = "30s",

@@ -26,7 +26,9 @@ def logs(
     ] = None,
     *,
     following: Follow = False,
-    stream: Annotated[str, typer.Option(metavar="out|err|both", help="The streams to show.")] = "both",
+    stream: Annotated[
+        str, typer.Option(metavar="out|err|both", autocompletion=lambda: [*_STREAMS], help="The streams to show.")
+    ] = "both",
     run_dir: RunDir = None,
     run_id: RunId = None,
 ) -> None:

@@ -9,13 +9,19 @@ from typing import Annotated
 import typer
 
 from deadpool_run.agent.console import tell
-from deadpool_run.cli.runs.find import RunDir, RunId, find_run
+from deadpool_run.cli.runs.find import RunDir, RunId, find_run, run_names
 from deadpool_run.errors import UsageError
 
 
 def report(
     run: Annotated[
-        str | None, typer.Argument(metavar="[RUN]", show_default=False, help="The run's name, or its directory.")
+        str | None,
+        typer.Argument(
+            metavar="[RUN]",
+            autocompletion=run_names,
+            show_default=False,
+            help="The run's name, or its directory.",
+        ),
     ] = None,
     *,
     output: Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="The page to write.")] = Path(

@@ -50,6 +50,11 @@ class Option:
         return (f"DEADPOOL_{upper}", *((f"PET_{upper}",) if self.torchrun else ()), *self.also_read)
 
     @property
+    def choices(self) -> list[str]:
+        """The values that the metavar names."""
+        return choices_of(self.metavar or "")
+
+    @property
     def is_flag(self) -> bool:
         """Whether it takes no value."""
         return self.metavar is None
@@ -66,3 +71,9 @@ _COMMON = frozenset(
 def group(panel: str, *options: Option, torchrun: bool) -> tuple[Option, ...]:
     """Return the options with their panel. `torchrun`: whether they are torchrun's."""
     return tuple(replace(option, panel=panel, torchrun=torchrun, common=option.name in _COMMON) for option in options)
+
+
+def choices_of(metavar: str) -> list[str]:
+    """Return the values that a metavar names, such as `auto|never|PATH`; words in capitals mean a kind of value."""
+    words = metavar.split("|")
+    return [word for word in words if word.islower()] if len(words) > 1 else []

@@ -102,6 +102,7 @@ def _parameter(option: Option, panel: str) -> inspect.Parameter:
     info = typer.Option(
         *(option.short, option.flag) if option.short else (option.flag,),
         metavar=option.metavar or "",
+        autocompletion=lambda: option.choices,
         help=text,
         rich_help_panel=panel,
         show_default=False,

@@ -1,5 +1,6 @@
 """Finds runs by directory or name, among the live and the ended ones of this user."""
 
+import os
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,14 +18,24 @@ from deadpool_run.cli.runs.client import ControlClient, connect
 from deadpool_run.errors import NoSuchRunError, UsageError
 from deadpool_run.text import age, printable
 
+_SHOWN = 5
+
+
+def run_names() -> list[str]:
+    """Return the names of the runs in the default place, for a shell that completes them."""
+    return [run.name for run in all_runs(os.environ)]
+
+
 RunDir = Annotated[
     Path | None,
     typer.Option("--run-dir", metavar="DIR", help="The run's directory. Default: $DEADPOOL_RUN_DIR."),
 ]
 RunId = Annotated[
-    str | None, typer.Option("--run-id", metavar="NAME", help="The run's name. Default: the only live run.")
+    str | None,
+    typer.Option(
+        "--run-id", metavar="NAME", autocompletion=run_names, help="The run's name. Default: the only live run."
+    ),
 ]
-_SHOWN = 5
 
 
 class RunState(StrEnum):
