@@ -25,6 +25,7 @@ from deadpool_run.cli.commands.stack import stack
 from deadpool_run.cli.commands.status import status
 from deadpool_run.cli.commands.stop import stop
 from deadpool_run.cli.commands.wait import wait
+from deadpool_run.cli.launch.script import COMMANDS_ARE, HELP, command_like
 from deadpool_run.cli.options.parameters import ScriptCommand
 from deadpool_run.cli.options.resolve import canonical
 from deadpool_run.errors import DeadpoolError, UsageError
@@ -37,9 +38,11 @@ _FIRST_WORD = "deadpool_run.first_word"
 
 
 class _DefaultRun(TyperGroup):
-    """Runs `run` if the first word is not a command."""
+    """Runs `run` if the first word is not a command. `help COMMAND` means `COMMAND --help`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if args[:1] == [HELP]:
+            args = [*self._named(args[1:], ctx), *([] if ctx.resilient_parsing else ["--help"])]
         if ctx.resilient_parsing and not args:
             rest = super().parse_args(ctx, args)
             ctx.meta[_FIRST_WORD] = True
@@ -49,6 +52,23 @@ class _DefaultRun(TyperGroup):
         if args[0] == "run":
             args = ["run", *_canonical(ctx, args[1:])]
         return super().parse_args(ctx, args)
+
+    def _named(self, words: list[str], ctx: Any) -> list[str]:
+        """Return the words that name a command, without others after it. Raises `UsageError` unless the shell completes."""
+        names: list[str] = []
+        command: Any = self
+        for word in words:
+            if not isinstance(command, TyperGroup) or word == HELP or word.startswith("-"):
+                break
+            if word not in command.commands:
+                if ctx.resilient_parsing:
+                    break
+                meant = command_like(word)
+                advice = f"did you mean `deadpool-run {HELP} {meant}`?" if meant else COMMANDS_ARE
+                raise UsageError(f"{word!r}: no such command\n{advice}")
+            names.append(word)
+            command = command.commands[word]
+        return names
 
     def get_params(self, ctx: Any) -> list[Any]:
         """Return its own parameters, and those of `run` while the shell completes the first word: it may belong to either."""

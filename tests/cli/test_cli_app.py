@@ -51,6 +51,16 @@ def test_help_is_there_and_imports_no_torch(command):
     assert not {name for name in imported if name.partition(".")[0] in {"torch", "numpy"}}
 
 
+@pytest.mark.parametrize(
+    ("line", "same_as"),
+    [("help", "--help"), ("help kill-rank", "kill-rank --help"), ("help config show", "config show --help")],
+)
+def test_help_is_a_command_too(line, same_as):
+    done = deadpool(*line.split())
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == deadpool(*same_as.split()).stdout
+
+
 def test_commands_that_do_something_import_no_torch(home):
     for line in (
         "status",
@@ -120,6 +130,9 @@ def test_help_has_the_most_used_options_and_fits_the_terminal(columns):
         ("--nnodes 2 train.py", "--nnodes asks for several machines", "--rdzv-endpoint HOST:PORT"),
         ("--nnodes 2:4 train.py", "--nnodes '2:4'", "--nnodes 4 --spares 2n"),
         ("statsu", "script 'statsu': no such file", "`deadpool-run status`"),
+        ("help kill", "'kill': no such command", "`deadpool-run help kill-rank`"),
+        ("help train.py", "'train.py': no such command", "the commands are check, "),
+        ("hlep", "script 'hlep': no such file", "`deadpool-run help`"),
         ("list", "script 'list': no such file", "`deadpool-run ls`"),
         ("nonsense", "script 'nonsense': no such file", "the commands are check, "),
         ("trian.py", "script 'trian.py': no such file", "did you mean train.py?"),

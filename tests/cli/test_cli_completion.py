@@ -49,6 +49,8 @@ def offered(tmp_path, monkeypatch, capsys):
         ("--durable ", []),
         ("--print-completion ba", ["bash"]),
         ("config ", ["show"]),
+        ("help dr", ["drain"]),
+        ("help config ", ["show"]),
         ("check --spare-mode h", ["hot"]),
         ("check --faults ", ["all"]),
         ("kill-rank --how sigs", ["sigsegv", "sigstop"]),

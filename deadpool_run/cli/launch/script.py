@@ -26,8 +26,9 @@ _SYNONYMS = {
     "kill": "kill-rank",
     "top": "status",
     "clean": "prune",
-    "help": "--help",
 }
+HELP = "help"
+COMMANDS_ARE = f"the commands are {', '.join(COMMANDS)}"
 _INTERPRETER = re.compile(r"python[0-9.]*|torchrun|deadpool-run")
 _ELF = b"\x7fELF"
 _SHOWN = 3
@@ -109,10 +110,14 @@ def _advice(path: Path) -> str:
         return f"did you mean {' or '.join(meant)}?"
     if "/" in word or "." in word:
         return f"for a module, write -m {word}"
-    close = _SYNONYMS.get(word) or next(iter(nearest(word, COMMANDS)), "")
-    if close:
+    if close := command_like(word):
         return f"for the command, run `deadpool-run {close}`; for a module, write -m {word}"
-    return f"the commands are {', '.join(COMMANDS)}; for a module, write -m {word}"
+    return f"{COMMANDS_ARE}; for a module, write -m {word}"
+
+
+def command_like(word: str) -> str:
+    """Return the command that a word may mean; empty if none."""
+    return _SYNONYMS.get(word) or next(iter(nearest(word, (*COMMANDS, HELP))), "")
 
 
 def _scripts(folder: Path) -> list[str]:
