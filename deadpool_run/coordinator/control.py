@@ -8,7 +8,8 @@ refused. Each request and each answer is a JSON object on one line. A connection
                                                          coordinator (at most 10 a second) and at least each `every_s`, unless
                                                          to make it takes more than 1 % of a core's time
     {"do": "kill-rank", "rank": 1, "how": "sigkill"}  -> {"ok": true, "rank": 1, "worker": 4, "pid": 4711, "how": "sigkill"}
-                                                         `how`: a `core.injection.KillHow` value
+                                                         `how`: a `core.injection.KillHow` value. With --hang-timeout 0,
+                                                         `force` must be true if the process lives on
     {"do": "kill-spare", "worker": 5, "how": "sigkill"} -> {"ok": true, "worker": 5, "how": "sigkill"}
     {"do": "slow-rank", "rank": 1, "factor": 3.0, "for_s": 60.0}
                                                       -> {"ok": true, "rank": 1, "worker": 4, "pid": 4711, "how": "slow:3 for 60 s"}

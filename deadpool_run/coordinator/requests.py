@@ -17,7 +17,7 @@ from deadpool_run.core.events import (
     SlowRequested,
     StopRequested,
 )
-from deadpool_run.core.injection import SLOWNESS_LIMITS, KillHow, Slowness, is_possible
+from deadpool_run.core.injection import HANGS, SLOWNESS_LIMITS, KillHow, Slowness, is_possible
 from deadpool_run.core.recovery import relocation
 from deadpool_run.core.state import State
 from deadpool_run.errors import RequestRefusedError
@@ -55,9 +55,9 @@ def with_node_here(request: Mapping[str, Any], here: NodeId) -> Mapping[str, Any
 class RequestHandler:
     """Answers requests next to the coordinator."""
 
-    def __init__(self, world_size: int, source: StatusSource) -> None:
-        """Begin, in the loop in which requests come."""
-        self.world_size = world_size
+    def __init__(self, world_size: int, source: StatusSource, *, finds_hangs: bool = True) -> None:
+        """Begin, in the loop in which requests come. `finds_hangs`: the job looks for hung ranks."""
+        self.world_size, self._finds_hangs = world_size, finds_hangs
         self.source = source
         self._status = SharedStatus(source.status)
 
@@ -85,7 +85,8 @@ class RequestHandler:
                 case {"do": "status"}:
                     return self.source.status()
                 case {"do": "kill-rank", "rank": int(rank)}:
-                    return self._kill(rank, request.get("how", KillHow.SIGKILL))
+                    how, force = request.get("how", KillHow.SIGKILL), bool(request.get("force"))
+                    return self._kill(rank, how, force=force)
                 case {"do": "kill-spare", "worker": int(worker)}:
                     return self._kill_spare(worker, request.get("how", KillHow.SIGKILL))
                 case {
@@ -141,8 +142,13 @@ class RequestHandler:
         ranks = sorted(state.ranks_on(node)) if node is not None else [rank]
         return {"ok": True, "ranks": ranks, "node": node}
 
-    def _kill(self, number: int, how: Any) -> Mapping[str, Any]:
+    def _kill(self, number: int, how: Any, *, force: bool) -> Mapping[str, Any]:
         _refuse_unknown(how)
+        if how in HANGS and not self._finds_hangs and not force:
+            raise RequestRefusedError(
+                f"{how}: the process would live, and with --hang-timeout 0 the job looks for no hangs\n"
+                "choose another --how, or add --yes"
+            )
         worker, pid = self._holder(number)
         self.source.submit(KillRequested(Rank(number), KillHow(how)))
         return {"ok": True, "rank": number, "worker": worker, "pid": pid, "how": str(how)}

@@ -32,8 +32,8 @@ ONE_OF = "name exactly one of RANK, --random, --node, --spare and --agent; it go
 class Run:
     """A run of two ranks whose status a test sets."""
 
-    def __init__(self, run_dir):
-        self.run_dir = run_dir
+    def __init__(self, run_dir, *, finds_hangs=True):
+        self.run_dir, self.finds_hangs = run_dir, finds_hangs
         self.events = []
         self.ended = False
         self.shown = {
@@ -64,7 +64,7 @@ class Run:
 
     async def serve(self, listening):
         self.loop, self.over = asyncio.get_running_loop(), asyncio.Event()
-        request_handler = RequestHandler(2, self)
+        request_handler = RequestHandler(2, self, finds_hangs=self.finds_hangs)
 
         async def answer(request):
             return await request_handler.encoded(request)
@@ -77,9 +77,9 @@ class Run:
 
 
 @contextmanager
-def serving(run_dir):
+def serving(run_dir, **settings):
     run_dir.mkdir(parents=True)
-    run, listening = Run(run_dir), threading.Event()
+    run, listening = Run(run_dir, **settings), threading.Event()
     thread = threading.Thread(target=lambda: asyncio.run(run.serve(listening)))
     thread.start()
     try:
@@ -276,6 +276,19 @@ def test_a_rank_is_slowed(live):
         run.ask({"do": "slow-rank", "rank": 1, "factor": 1, "for_s": 30})
 
 
+@pytest.mark.parametrize("how", ["hang", "sigstop"])
+def test_a_hang_that_the_job_does_not_look_for_needs_yes(tmp_path, how):
+    with serving(tmp_path / "night", finds_hangs=False) as run:
+        line = ("kill-rank", "1", "--how", how, "--run-dir", str(run.run_dir))
+        refused = deadpool(*line)
+        assert (refused.returncode, refused.stdout, run.events) == (1, "", [])
+        assert f"{how}: the process would live, and with --hang-timeout 0 the job looks for no hangs" in refused.stderr
+        assert refused.stderr.endswith("  choose another --how, or add --yes\n")
+        assert deadpool(*line, "--yes").returncode == 0
+        assert run.events == [KillRequested(Rank(1), KillHow(how))]
+        assert deadpool("kill-rank", "1", "--run-dir", str(run.run_dir)).returncode == 0
+
+
 def test_the_agent_of_a_node_is_killed(live):
     line = ("kill-rank", "--agent", "--run-dir", str(live.run_dir))
     live.state = over_nodes("a", "b")
@@ -407,6 +420,16 @@ def test_on_a_terminal_kill_rank_asks(live):
     terminal.wait_for("was sent SIGKILL")
     assert terminal.close() == 0
     assert "[y/N]" not in terminal.text
+
+
+def test_the_question_says_that_the_job_is_not_protected(live):
+    live.shown = {**live.shown, "phase": "unprotected"}
+    terminal = Terminal("kill-rank", "1", "--run-dir", str(live.run_dir))
+    terminal.wait_for("[y/N]")
+    assert "The job is not protected: all ranks restart, or the job ends. Kill rank 1 of night" in terminal.text
+    terminal.type("y\n")
+    terminal.wait_for("was sent SIGKILL")
+    assert terminal.close() == 0
 
 
 def test_on_a_terminal_status_is_live_until_the_run_ends(live):

@@ -13,6 +13,8 @@ ACTIVITIES = ("setup", "rehearsal", "step", "optimizer", "between", "aborted", "
 """Phases of a rank that a fault may wait for."""
 REPAIRED_IN = frozenset({"running", "repairing", "finishing"})
 """Phases of a job in which a lost rank is replaced in place."""
+UNREPAIRED = "all ranks restart, or the job ends"
+"""The consequence of a loss in another phase."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,7 +82,7 @@ class Leader:
             term=term,
             on_fault=lambda error: tell(f"the journal ends here: {error} (the job continues)"),
         )
-        self.request_handler = RequestHandler(spec.settings.world_size, self)
+        self.request_handler = RequestHandler(spec.settings.world_size, self, finds_hangs=spec.hang_timeout_s > 0)
         self.server = CoordinatorServer(
             spec.settings, self.perform, self._journal, self._decided, known, may_decide=may_decide
         )

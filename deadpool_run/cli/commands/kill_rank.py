@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from deadpool_run.agent.chaos.victims import ACTIVITIES, REPAIRED_IN, Victims
+from deadpool_run.agent.chaos.victims import ACTIVITIES, REPAIRED_IN, UNREPAIRED, Victims
 from deadpool_run.agent.console import tell
 from deadpool_run.cli.confirm import confirmed
 from deadpool_run.cli.options.fault_kind import KINDS, SLOW_S, fault_kind
@@ -92,7 +92,7 @@ def kill_rank(  # noqa: PLR0913 - one parameter for each option
             status = (
                 _awaited(run, target, at_step, phase) if at_step is not None or phase else run.ask({"do": "status"})
             )
-            _kill(run, target.chosen(status, draw), kind, spare=spare)
+            _kill(run, target.chosen(status, draw), kind, spare=spare, yes=yes)
 
 
 def _kind(how: str, slow_for: str, *, spare: bool) -> KillHow | Slowness:
@@ -111,9 +111,11 @@ def _agree(what: str, status: Status, *, spare: bool, yes: bool) -> None:
     """Ask on a terminal. Elsewhere refuse what would end the job, unless --yes is there. Raises `RequestRefusedError`."""
     if not spare and not ready_spares(status):
         tell("no spare is ready: the rank will be started again")
-    if not yes and not confirmed(f"Kill {what}?") and not spare and status.get("phase") not in REPAIRED_IN:
+    hurts = not spare and status.get("phase") not in REPAIRED_IN
+    warning = f"The job is not protected: {UNREPAIRED}. " if hurts else ""
+    if not yes and not confirmed(f"{warning}Kill {what}?") and hurts:
         raise RequestRefusedError(
-            f"the job is not protected now ({status.get('phase')}): the loss would start it again, or end it\n"
+            f"the job is not protected now ({status.get('phase')}): {UNREPAIRED}\n"
             "wait until `deadpool-run status` shows it running, or add --yes"
         )
 
@@ -127,7 +129,9 @@ def _awaited(run: ControlClient, target: Victims, at_step: int | None, phase: st
     raise RequestRefusedError("the run ended before the step or phase was reached")
 
 
-def _kill(run: ControlClient, chosen: Sequence[Mapping[str, Any]], how: KillHow | Slowness, *, spare: bool) -> None:
+def _kill(
+    run: ControlClient, chosen: Sequence[Mapping[str, Any]], how: KillHow | Slowness, *, spare: bool, yes: bool
+) -> None:
     if isinstance(how, Slowness):
         for each in chosen:
             done = run.ask({"do": "slow-rank", "rank": each["rank"], "factor": how.factor, "for_s": how.for_s})
@@ -141,10 +145,10 @@ def _kill(run: ControlClient, chosen: Sequence[Mapping[str, Any]], how: KillHow 
             run.ask({"do": "kill-spare", "worker": each["worker"], "how": how.value})
             sys.stdout.write(f"spare: worker {each['worker']} (pid {each['pid']}) {fate}\n")
         else:
-            done = run.ask({"do": "kill-rank", "rank": each["rank"], "how": how.value})
+            done = run.ask({"do": "kill-rank", "rank": each["rank"], "how": how.value, "force": yes})
             sys.stdout.write(f"rank {done['rank']}: worker {done['worker']} (pid {done['pid']}) {fate}\n")
     sys.stdout.flush()
-    if how in HANGS:
+    if how in HANGS and not spare:
         tell("the process lives: the job finds it when no rank has made progress for --hang-timeout")
 
 

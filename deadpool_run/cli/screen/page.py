@@ -9,8 +9,9 @@ import msgspec
 from rich.console import Console, OverflowMethod, RenderableType
 from rich.text import Text
 
+from deadpool_run.agent.chaos.victims import REPAIRED_IN, UNREPAIRED
 from deadpool_run.agent.records.incident_line import short_line
-from deadpool_run.cli.screen.state import Pane, RankOrder, ScreenState
+from deadpool_run.cli.screen.state import Kill, Pane, RankOrder, ScreenState
 from deadpool_run.core.effects import Incident
 from deadpool_run.text import printable
 from deadpool_run.view import nodes
@@ -178,11 +179,7 @@ def _help() -> list[Text]:
 def _footer(state: ScreenState, columns: int) -> Text:
     """Return the last line: a question, an answer, or the keys and what is shown."""
     if state.question is not None:
-        name = printable(state.status.get("run", {}).get("run_id", "-"))
-        asked = state.question
-        return _bar(
-            f"Kill rank {asked.rank} (worker {asked.worker}) of {name} with sigkill? [y/N]", columns, "bold reverse"
-        )
+        return _bar(_question(state.question, state.status), columns, "bold reverse")
     if state.message:
         return _bar(printable(state.message), columns, "bold reverse")
     if state.pane is not Pane.RANKS:
@@ -195,6 +192,13 @@ def _footer(state: ScreenState, columns: int) -> Text:
     return _bar(
         f"{keys}{where.rjust(columns - len(keys)) if len(keys) + len(where) + 1 < columns else ''}", columns, "reverse"
     )
+
+
+def _question(kill: Kill, status: Status) -> str:
+    if status.get("phase") not in REPAIRED_IN:
+        return f"Not protected: {UNREPAIRED}. Kill rank {kill.rank}? [y/N]"
+    name = printable(status.get("run", {}).get("run_id", "-"))
+    return f"Kill rank {kill.rank} (worker {kill.worker}) of {name} with sigkill? [y/N]"
 
 
 def _bar(text: str, columns: int, style: str) -> Text:

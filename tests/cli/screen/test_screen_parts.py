@@ -172,6 +172,13 @@ def test_a_kill_needs_yes():
     assert state.press("y") is None
 
 
+@pytest.mark.parametrize("phase", ["starting", "unprotected", "restarting"])
+def test_the_question_says_that_the_job_is_not_protected(phase):
+    state = ScreenState(status(phase=phase), selected=5)
+    state.press("k")
+    assert lines(state)[-1].rstrip() == "Not protected: all ranks restart, or the job ends. Kill rank 5? [y/N]"
+
+
 def test_q_leaves_a_pane_before_it_leaves_the_status():
     state = ScreenState(status())
     for key in ("?", "l"):
