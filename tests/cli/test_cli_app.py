@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from deadpool_run.cli.commands.launch import EXAMPLES
-from deadpool_run.cli.launch.script import COMMANDS
+from deadpool_run.cli.launch.script import COMMANDS, misplaced
 from deadpool_run.cli.options.table import OPTIONS
 
 WAIT_S = 60
@@ -197,6 +197,14 @@ def test_options_and_variables_that_nothing_reads_are_noted(home):
     ]
     inside = deadpool(*line.split(), cwd=home, env=ours(home, DEADPOOL_SPAERS="1", DEADPOOL_WORKER="0"))
     assert "DEADPOOL_SPAERS" not in inside.stdout
+
+
+def test_only_options_that_scripts_have_too_go_to_them_without_a_note():
+    after = [f"--{name}" for name in ("chaos", "replicas", "preload", "on-repair", "metrics_port=9400", "tee")]
+    scripts = ["--verbose", "--config", "--resume", "--log-dir", "--run-id", "--master_port", "--seed", "--lr"]
+    (note,) = misplaced(["train.py", *after, *scripts])
+    assert note.startswith("--chaos, --replicas, --preload, --on-repair, --metrics_port, --tee: passed to train.py")
+    assert not list(misplaced(["train.py", *scripts]))
 
 
 def test_a_dry_run_for_several_machines_shows_who_is_what_and_makes_no_secret(home):

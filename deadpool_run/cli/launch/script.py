@@ -32,14 +32,13 @@ COMMANDS_ARE = f"the commands are {', '.join(COMMANDS)}"
 _INTERPRETER = re.compile(r"python[0-9.]*|torchrun|deadpool-run")
 _ELF = b"\x7fELF"
 _SHOWN = 3
-OWN_NAMES = frozenset(
+_SCRIPTS_NAMES = frozenset(
     (
-        *("nproc_per_node", "nnodes", "max_restarts", "rdzv_endpoint", "rdzv_backend", "rdzv_id", "standalone"),
-        *("spares", "spare_mode", "abort_timeout", "repair_timeout", "hang_timeout", "capture_interval"),
-        *("snapshot_memory", "node_timeout", "join_timeout", "durable", "durable_every", "keep_runs", "dry_run"),
+        *("role", "module", "start_method", "node_rank", "master_addr", "master_port", "local_addr", "topology"),
+        *("config", "no_config", "resume", "log_dir", "run_dir", "run_id", "log_format", "color", "verbose"),
     )
 )
-"""Options that a script hardly has by the same name."""
+"""Options that a script may have by the same name."""
 
 
 def check_target(spec: LaunchSpec) -> None:
@@ -91,7 +90,7 @@ def refuse_missing_module(name: str) -> None:
 def misplaced(argv: Sequence[str]) -> Iterator[str]:
     """Yield a note about options of ours that come after the script, and so are passed to it."""
     flags = [word.partition("=")[0] for word in argv[1:] if word.startswith("--")]
-    found = [flag for flag in dict.fromkeys(flags) if option_of(flag) in OWN_NAMES]
+    found = [flag for flag in dict.fromkeys(flags) if option_of(flag) not in {"", *_SCRIPTS_NAMES}]
     if found:
         yield f"{', '.join(found)}: passed to {argv[0]}, because it comes after the script; options of deadpool-run come before it"
 
