@@ -19,7 +19,7 @@ from deadpool_run.agent.cluster.follower import EndedError, Follower, LostError,
 from deadpool_run.agent.cluster.leader import Leader
 from deadpool_run.agent.cluster.participation import Participation
 from deadpool_run.agent.cluster.slurm_cancel import cancel_if_abandoned, cancel_if_srun_is_gone
-from deadpool_run.agent.console import Console, announcement, in_background, tell
+from deadpool_run.agent.console import Console, announcement, in_background, tell, write_json
 from deadpool_run.agent.environment import omp_banner, without_ignored_hangup
 from deadpool_run.agent.loop_watch import LoopWatch
 from deadpool_run.agent.node.node import LocalNode
@@ -239,6 +239,8 @@ class _Agent:
     ) -> int:
         """`began` is the term in which this node founded the job, or its admission to it."""
         exit_code, reason, fenced, failed = *_FAILED, False, False
+        if spec.json_log:
+            write_json(spec.run_id)  # a node that joins takes the job's
         make_run_dir(spec.run_dir)
         script_copy.write(spec)
         self.base = spec.base_dir or spec.run_dir
