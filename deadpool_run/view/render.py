@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from deadpool_run.core.effects import PHASES
-from deadpool_run.text import age, printable, span
+from deadpool_run.text import age, counted, printable, span
 from deadpool_run.vault.status_page import DeviceLibrary
 from deadpool_run.view import capture_limit, nodes
 from deadpool_run.view.collectives import described
@@ -128,11 +128,12 @@ def _progress(status: Status) -> str:
         words.append(f"{_MS_PER_S / step_ms:.3g} steps/s")
     if total and step_ms and done < total:
         words.append(f"{span((total - done) * step_ms / _MS_PER_S)} left")
-    if repairs := cost.get("repairs"):
-        repeated, goodput = cost.get("steps_repeated", 0), cost.get("goodput", 1.0)
+    kinds = ((cost.get("repairs", 0), "repair"), (cost.get("moves", 0), "planned move"))
+    if counts := [counted(number, what) for number, what in kinds if number]:
+        repeated, goodput = counted(cost.get("steps_repeated", 0), "step"), cost.get("goodput", 1.0)
         words.append(
-            f"{repairs} repair{'s' * (repairs != 1)}: {cost.get('lost_s', 0.0):.1f} s lost, "
-            f"{repeated} step{'s' * (repeated != 1)} repeated, goodput {_PERCENT * goodput:.1f} %"
+            f"{', '.join(counts)}: {cost.get('lost_s', 0.0):.1f} s lost, "
+            f"{repeated} repeated, goodput {_PERCENT * goodput:.1f} %"
         )
     return "  ".join(words)
 
@@ -216,12 +217,13 @@ def _spare(spare: Status, *, several: bool) -> str:
 def _incidents(status: Status) -> Group:
     several = nodes.has_several(status)
     times = {name: name.replace("_", " ") for name in PHASES} | ({"exposed": "copies"} if several else {})
-    found = table(("epoch", "lost", "replaced by", "step", "repeated", *times.values()), left={"lost", "replaced by"})
+    left = ("lost or moved", "replaced by")
+    found = table(("epoch", *left, "step", "repeated", *times.values()), left=left)
     for incident in status["incidents"]:
-        losses = incident.get("losses", ())
+        losses, planned = incident.get("losses", ()), is_planned(incident)
         found.add_row(
             shown(incident.get("epoch")),
-            "\n".join(_lost(loss) for loss in losses),
+            "\n".join(_lost(loss, planned=planned) for loss in losses),
             "\n".join(
                 f"{'spare' if loss.get('from_spare') else 'fresh'} worker {shown(loss.get('replacement'))}"
                 for loss in losses
@@ -231,12 +233,19 @@ def _incidents(status: Status) -> Group:
             *(_milliseconds(incident.get(f"{name}_s")) for name in times),
         )
     notes = "detected: after an injected fault" + ("; copies: until they were complete again" if several else "")
-    return Group(Text(f"last repairs, in ms after the loss was detected ({notes}):"), found)
+    return Group(Text(f"last repairs and moves, in ms after the loss was detected ({notes}):"), found)
 
 
-def _lost(loss: Status) -> str:
+def is_planned(incident: Status) -> bool:
+    """Return whether nothing was lost: the ranks were drained. As `Incident.planned`."""
+    losses = incident.get("losses", ())
+    return bool(losses) and all(loss.get("planned") for loss in losses) and not incident.get("steps_repeated")
+
+
+def _lost(loss: Status, *, planned: bool) -> str:
     injected = ", injected" if loss.get("injected") else ""
-    return f"rank {shown(loss.get('rank'))} (worker {shown(loss.get('worker'))}) {printable(loss.get('cause', '-'))}{injected}"
+    what = "moved by drain" if planned else f"{printable(loss.get('cause', '-'))}{injected}"
+    return f"rank {shown(loss.get('rank'))} (worker {shown(loss.get('worker'))}) {what}"
 
 
 def _milliseconds(seconds: float | None) -> str:

@@ -127,6 +127,43 @@ def test_a_later_leader_knows_who_has_the_ranks(run):
     assert [moment.kind for moment in history.moments] == ["leader"]
 
 
+@pytest.fixture
+def drained(run):
+    moved = replace(LOSS, cause="was drained", injected=False, planned=True)
+    incident = replace(INCIDENT, losses=(moved,), steps_repeated=0, detected_s=None)
+    story = [*STORY[:7], (110.0, ev.DrainRequested(1), (do.AbortStep(0, 2), do.AssignRank(2, 1, 2, True, 1)))]
+    story += [(110.6, ev.FirstStepCompleted(2, 2), (do.ReportIncident(incident),)), *STORY[-2:]]
+    (run / "journal.jsonl").write_bytes(journal(story))
+    return run
+
+
+def test_a_planned_move_is_no_loss_in_the_report(drained):
+    history = read_history(run_at(drained))
+    text = page(history)
+    drawn = [ET.fromstring(each) for each in re.findall(r'<svg [^>]*role="img".*?</svg>', text, re.DOTALL)]
+    classes = {each.get("class") for chart in drawn for each in chart.iter()}
+    assert {"loss", "lost", "p4"}.isdisjoint(classes)
+    assert {"move", "moved"} <= classes
+    titles = [each.text for chart in drawn for each in chart.iter("title")]
+    assert "0:10: rank 1 moves to worker 2: drain, 0.60 s" in titles
+    assert "0:10: waits 600 ms for a move" in titles
+    assert not [title for title in titles if "repair" in title]
+    assert "<b>0</b><span>repairs</span></div><div><b>1</b><span>planned moves</span>" in text
+    assert "No rank was lost." in text
+    assert "<td>moved by drain</td>" in text
+    assert "move of rank 1" in {event["name"] for event in trace(history)["traceEvents"]}
+
+
+def test_losses_and_moves_of_a_run_are_told_apart(run, drained):
+    with (run / "journal.jsonl").open("ab") as file:
+        file.write(journal(STORY[7:10]).partition(b"\n")[2])
+    text = page(read_history(run_at(run)))
+    drawn = [ET.fromstring(each) for each in re.findall(r'<svg [^>]*role="img".*?</svg>', text, re.DOTALL)]
+    classes = {each.get("class") for chart in drawn for each in chart.iter()}
+    assert {"loss", "lost", "move", "moved", "p4"} <= classes
+    assert "No rank was lost." not in text
+
+
 class Parser(HTMLParser):
     def __init__(self):
         super().__init__()

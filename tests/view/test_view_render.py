@@ -125,6 +125,25 @@ def test_an_incident_is_one_line_with_its_times_in_milliseconds():
     assert next(line for line in unknown.splitlines() if "SIGKILL" in line).split()[-7] == "-"
 
 
+def moved(**changed):
+    loss = {**INCIDENT["losses"][0], "cause": "was drained", "injected": False, "planned": True}
+    return {**INCIDENT, "steps_repeated": 0, "losses": [loss], **changed}
+
+
+def test_a_planned_move_is_told_from_a_loss():
+    text = to_plain(status(incidents=[INCIDENT, moved()]), NOW)
+    lost, drained = (line for line in text.splitlines() if "rank 1 (worker 1)" in line)
+    assert "was killed by SIGKILL, injected  spare worker 2" in lost
+    assert " ".join(drained.split()).startswith("2 rank 1 (worker 1) moved by drain spare worker 2 ")
+    assert "LOST OR MOVED" in text
+    with_a_loss = to_plain(status(incidents=[moved(losses=[*INCIDENT["losses"], *moved()["losses"]])]), NOW)
+    assert "rank 1 (worker 1) was drained" in with_a_loss
+    cost = {"repairs": 0, "moves": 2, "steps_repeated": 0, "lost_s": 0.71, "goodput": 0.948}
+    assert "  2 planned moves: 0.7 s lost, 0 steps repeated, goodput 94.8 %" in to_plain(status(cost=cost), NOW)
+    both = to_plain(status(cost={**cost, "repairs": 1, "moves": 1}), NOW)
+    assert "  1 repair, 1 planned move: 0.7 s lost, " in both
+
+
 def test_trouble_is_named_with_its_reason():
     text = to_plain(status(phase="repairing", reason="rank 1 died"), NOW)
     assert "repairing (recovering)" in text.splitlines()[0]

@@ -35,7 +35,9 @@ class RepairTimes:
         self._sum_s = 0.0
 
     def add(self, incident: Incident) -> None:
-        """Count a repair."""
+        """Count a repair. A planned move is none."""
+        if incident.planned:
+            return
         seconds = total_s(incident)
         self._sum_s += seconds
         for place, limit in enumerate((*BUCKETS_S, float("inf"))):
@@ -72,10 +74,11 @@ def families(status: Status, status_page: StatusPage, repairs: RepairTimes, vers
     yield _gauge("deadpool_planned_steps", "Steps of the training loop; 0: not known.", status["total_steps"] or 0)
     yield _gauge("deadpool_step_duration_seconds", "Last step of the slowest rank.", status_page.step_s())
     yield _counter("deadpool_repairs", "Losses that were repaired in place.", cost["repairs"])
+    yield _counter("deadpool_moves", "Planned moves of ranks, by drain.", cost["moves"])
     yield _counter("deadpool_repeated_steps", "Steps that ran again after a loss.", cost["steps_repeated"])
-    yield _counter("deadpool_lost_seconds", "Time that repairs took.", cost["lost_s"])
+    yield _counter("deadpool_lost_seconds", "Time that repairs and planned moves took.", cost["lost_s"])
     yield _counter("deadpool_world_restarts", "Restarts of the world.", status["generation"])
-    yield _gauge("deadpool_goodput_ratio", "Share of the time that no repair took.", cost["goodput"])
+    yield _gauge("deadpool_goodput_ratio", "Share of the time that no repair or planned move took.", cost["goodput"])
     yield repairs.family()
     if status["committed"] is not None:
         yield _gauge("deadpool_snapshot_step", "Newest version that every rank has a snapshot of.", status["committed"])

@@ -35,6 +35,7 @@ def incident_environment(incident: Incident, run_id: str, run_dir: Path) -> dict
         "DEADPOOL_INCIDENT_RANKS": ",".join(str(loss.rank) for loss in incident.losses),
         "DEADPOOL_INCIDENT_CAUSES": "\n".join(loss.cause for loss in incident.losses).replace("\0", " "),
         "DEADPOOL_INCIDENT_INJECTED": str(int(all(loss.injected for loss in incident.losses))),
+        "DEADPOOL_INCIDENT_PLANNED": str(int(incident.planned)),
         "DEADPOOL_INCIDENT_SECONDS": f"{total_s(incident):.3f}",
         "DEADPOOL_INCIDENT_RESUMED_STEP": str(incident.resumed),
         "DEADPOOL_INCIDENT_STEPS_REPEATED": str(incident.steps_repeated),

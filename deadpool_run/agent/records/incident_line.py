@@ -61,6 +61,7 @@ def incident_fields(incident: Incident) -> dict[str, Any]:
         "ranks": [loss.rank for loss in incident.losses],
         "causes": [loss.cause for loss in incident.losses],
         "injected": any(loss.injected for loss in incident.losses),
+        "planned": incident.planned,
         "resumed": incident.resumed,
         "steps_repeated": incident.steps_repeated,
         "total_s": total_s(incident),

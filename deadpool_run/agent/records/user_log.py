@@ -22,16 +22,18 @@ _PERCENT = 100.0
 
 @dataclass(slots=True)
 class Cost:
-    """The cost of losses since this agent leads."""
+    """The cost of losses and planned moves since this agent leads."""
 
     repairs: int = 0
+    moves: int = 0
     steps_repeated: int = 0
     lost_s: float = 0.0
     """From each loss until every rank had completed a step again, and the time of further repeated steps."""
 
     def add(self, incident: Incident, step_s: float) -> None:
-        """Count a repair, or only the time of a planned move. `step_s` is the time of a step."""
+        """Count a repair or a planned move, and its time. `step_s` is the time of a step."""
         self.repairs += not incident.planned
+        self.moves += incident.planned
         self.steps_repeated += incident.steps_repeated
         self.lost_s += total_s(incident)
         self.lost_s += max(0, incident.steps_repeated - 1) * step_s
@@ -107,11 +109,12 @@ class UserLog:
             parts.append(counted(status_page.most_completed(), "step"))
         elif settings.spares or settings.spare_nodes:
             parts.append("the script did not call deadpool_run.init(), so its ranks were not protected")
-        if cost.repairs:
+        if cost.repairs or cost.moves:
             goodput = f"goodput {_PERCENT * cost.goodput(self.up_s):.1f} %"
             lost = f"{cost.lost_s:.1f} s lost"
             repeated = f"{counted(cost.steps_repeated, 'step')} repeated"
-            parts += [counted(cost.repairs, "repair"), repeated, lost, goodput]
+            kinds = ((cost.repairs, "repair"), (cost.moves, "planned move"))
+            parts += [*(counted(number, what) for number, what in kinds if number), repeated, lost, goodput]
         if exit_code and self._output.root is not None:
             parts.append(f"logs in {self._output.root}")
         what = "; ".join((parts[0], ", ".join(parts[1:]))) if parts[1:] else parts[0]

@@ -24,7 +24,7 @@ _PER_MS = 1e3
 
 
 def step_times(history: History) -> str:
-    """Return the step times, with a line for each loss."""
+    """Return the step times, with a line for each loss and each planned move."""
     shown = thinned(history.stepping(), MOST_POINTS)
     if not shown:
         return ""
@@ -33,14 +33,16 @@ def step_times(history: History) -> str:
     values = ticks(most)
     frame = _frame(history, values)
     points = [(frame.x.at(sample.now), frame.y.at(sample.step_s * _PER_MS)) for sample in shown]
-    parts = [*frame.axes("ms a step, slowest rank", values, history.duration), *_losses(history, frame)]
+    parts = [*frame.axes("ms a step, slowest rank", values, history.duration), *_incidents(history, frame)]
     parts.append(path(points, class_="line s1"))
     for sample in shown:
         over = sample.step_s * _PER_MS > values[-1]
         title = f"{clock(sample.now)}: step {sample.step:,}, {sample.step_s * _PER_MS:.1f} ms"
         x, y = frame.x.at(sample.now), frame.y.at(sample.step_s * _PER_MS)
         parts.append(element("circle", title=title, cx=x, cy=y, r=3 if over else 4, class_="over" if over else "spot"))
-    return drawing(WIDTH, _HEIGHT, "Time of a step over the run, with a line for each loss", parts)
+    return drawing(
+        WIDTH, _HEIGHT, "Time of a step over the run, with a line for each loss and each planned move", parts
+    )
 
 
 def progress(history: History) -> str:
@@ -53,7 +55,7 @@ def progress(history: History) -> str:
     points = [(frame.x.at(sample.now), frame.y.at(sample.step)) for sample in shown]
     parts = [
         *frame.axes("completed steps", values, history.duration),
-        *_losses(history, frame),
+        *_incidents(history, frame),
         path(points, class_="line s1"),
     ]
     parts += _spots(shown, frame, [sample.step for sample in shown], "step {:,.0f}")
@@ -93,8 +95,8 @@ def snapshot_memory(history: History) -> str:
 
 
 def repairs(history: History) -> str:
-    """Return a bar for each repair, stacked from its parts."""
-    shown = history.repairs[-MOST_BARS:]
+    """Return a bar for each repair of a loss, stacked from its parts."""
+    shown = history.losses[-MOST_BARS:]
     if not shown:
         return ""
     ordered = sorted(repair.lost_s for repair in shown)
@@ -140,7 +142,7 @@ def _bar(repair: RepairRecord, left: float, width: float, y: Scale) -> Iterator[
 
 
 def ranks(history: History) -> str:
-    """Return a row for each rank: its workers, and their set-up, training, waits and losses."""
+    """Return a row for each rank: its workers, and their set-up, training, waits, losses and moves."""
     rows = shown_ranks(history)
     height = _TOP + len(rows) * _ROW + _BOTTOM
     x = Scale(0, history.duration, _LEFT, WIDTH - _RIGHT)
@@ -161,11 +163,11 @@ def ranks(history: History) -> str:
             if moment.kind == "kill" and moment.rank == rank:
                 mark = f"M{x.at(moment.at):.1f} {top + 1:.1f} l-4 -5 h8 z"
                 parts.append(element("path", title=f"{clock(moment.at)}: {moment.text}", d=mark, class_="kill"))
-    return drawing(WIDTH, height, "Ranks over time: set-up, training, repairs and losses", parts)
+    return drawing(WIDTH, height, "Ranks over time: set-up, training, repairs, losses and moves", parts)
 
 
 def shown_ranks(history: History) -> list[int]:
-    """Return the ranks that have a row: all, or of many ranks first those that were lost."""
+    """Return the ranks that have a row: all, or of many ranks first those that were lost or moved."""
     every = range(history.world_size)
     if len(every) <= MOST_ROWS:
         return list(every)
@@ -188,8 +190,12 @@ def _tenure(history: History, tenure: Tenure, x: Scale, top: float) -> Iterator[
 def _repair(repair: RepairRecord, rank: int, x: Scale, top: float) -> str:
     loss = next((loss for loss in repair.incident.losses if loss.rank == rank), None)
     if loss is None:
-        title = f"{clock(repair.began)}: waits {(repair.ended - repair.began) * _PER_MS:.0f} ms for a repair"
+        what = "move" if repair.planned else "repair"
+        title = f"{clock(repair.began)}: waits {(repair.ended - repair.began) * _PER_MS:.0f} ms for a {what}"
         return _block(x, top, (repair.began, repair.ended), "wait", title)
+    if repair.planned:
+        title = f"{clock(repair.began)}: rank {rank} moves to worker {loss.replacement}: drain, {repair.lost_s:.2f} s"
+        return _block(x, top, (repair.began, repair.ended), "moved", title)
     title = f"{clock(repair.began)}: rank {rank} {loss.cause}; worker {loss.replacement} takes it"
     return _block(x, top, (repair.began, repair.ended), "lost", title)
 
@@ -201,14 +207,16 @@ def _block(x: Scale, top: float, when: tuple[float, float], kind: str, title: st
 
 
 def where_time_went(history: History) -> str:
-    """Return one bar: set-up, training, repairs and repeated steps."""
+    """Return one bar: set-up, training, repairs, planned moves and repeated steps."""
     cost = history.cost()
-    repaired = sum(repair.lost_s for repair in history.repairs)
+    repaired = sum(repair.lost_s for repair in history.losses)
+    moved = sum(repair.lost_s for repair in history.repairs if repair.planned)
     parts = (
         ("set-up", history.set_up_s, "setup"),
         ("training", max(0.0, history.duration - history.set_up_s - cost.lost_s), "run"),
         ("repairs", repaired, "lost"),
-        ("steps repeated", max(0.0, cost.lost_s - repaired), "wait"),
+        ("planned moves", moved, "moved"),
+        ("steps repeated", max(0.0, cost.lost_s - repaired - moved), "wait"),
     )
     x, drawn, reached = Scale(0, max(history.duration, 1e-9), 0.0, WIDTH), [], 0.0
     for name, seconds, kind in parts:
@@ -217,7 +225,7 @@ def where_time_went(history: History) -> str:
             width = max(x.at(seconds) - 1.0, _LEAST_PX)
             drawn.append(element("rect", title=title, x=x.at(reached), y=0, width=width, height=22, class_=kind))
             reached += seconds
-    return drawing(WIDTH, 24, "Where the time went: set-up, training, repairs, repeated steps", drawn)
+    return drawing(WIDTH, 24, "Where the time went: set-up, training, repairs, planned moves, repeated steps", drawn)
 
 
 def _frame(history: History, values: Sequence[float], share: float = 1.0) -> Frame:
@@ -227,13 +235,16 @@ def _frame(history: History, values: Sequence[float], share: float = 1.0) -> Fra
     )
 
 
-def _losses(history: History, frame: Frame) -> Iterator[str]:
-    """Yield a line for each repair."""
+def _incidents(history: History, frame: Frame) -> Iterator[str]:
+    """Yield a line for each repair and each planned move."""
     for repair in history.repairs:
-        x = frame.x.at(repair.began)
-        what = "; ".join(f"rank {loss.rank} {loss.cause}" for loss in repair.incident.losses)
-        title = f"{clock(repair.began)}: {what}; repaired in {repair.lost_s:.2f} s"
-        yield element("line", x1=x, x2=x, y1=frame.y.begin, y2=frame.y.end, class_="loss", title=title)
+        x, losses = frame.x.at(repair.began), repair.incident.losses
+        if repair.planned:
+            what, kind = f"drain of rank {', '.join(str(loss.rank) for loss in losses)}; moved", "move"
+        else:
+            what, kind = "; ".join(f"rank {loss.rank} {loss.cause}" for loss in losses) + "; repaired", "loss"
+        title = f"{clock(repair.began)}: {what} in {repair.lost_s:.2f} s"
+        yield element("line", x1=x, x2=x, y1=frame.y.begin, y2=frame.y.end, class_=kind, title=title)
 
 
 def _spots(shown: Sequence[Sample], frame: Frame, values: Sequence[float], words: str) -> Iterator[str]:

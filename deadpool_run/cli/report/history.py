@@ -50,11 +50,16 @@ class Tenure:
 
 @dataclass(frozen=True, slots=True)
 class RepairRecord:
-    """A finished repair. `began` is when the loss was known, `ended` when every rank had completed a step again."""
+    """A finished repair or planned move. `began` is when the loss was known, `ended` when every rank had completed a step again."""
 
     began: float
     ended: float
     incident: Incident
+
+    @property
+    def planned(self) -> bool:
+        """Whether nothing was lost: the ranks were drained."""
+        return self.incident.planned
 
     @property
     def lost_s(self) -> float:
@@ -86,6 +91,7 @@ class History:
     samples: list[Sample] = field(default_factory=list)
     tenures: list[Tenure] = field(default_factory=list)
     repairs: list[RepairRecord] = field(default_factory=list)
+    """Repairs of losses, and planned moves."""
     moments: list[Moment] = field(default_factory=list)
     missing: int = 0
     """The number of journal entries that were dropped or cannot be read."""
@@ -102,6 +108,11 @@ class History:
     def set_up_s(self) -> float:
         """When the first rank entered its step loop; the whole run if none did."""
         return min((each.set_up for each in self.tenures if each.set_up is not None), default=self.duration)
+
+    @property
+    def losses(self) -> list[RepairRecord]:
+        """The repairs of losses, without planned moves."""
+        return [repair for repair in self.repairs if not repair.planned]
 
     def step_s(self, at: float) -> float:
         """Return the step time of the last sample before this moment; 0 without a sample."""

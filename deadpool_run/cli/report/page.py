@@ -17,10 +17,10 @@ _PERCENT = 100.0
 _STYLE = """
 :root { color-scheme: light dark; --ground: #fcfcfb; --card: #ffffff; --ink: #14171c; --muted: #5d6470; --line: #e3e5e8;
   --s1: #2a78d6; --s2: #1baf7a; --s3: #eda100; --s4: #008300; --s5: #4a3aa7; --s6: #e34948; --s7: #e87ba4;
-  --idle: #c3c8cf; --run: #a9cdb8; --wait: #f0c469; --lost: #d43d3c; }
+  --idle: #c3c8cf; --run: #a9cdb8; --wait: #f0c469; --lost: #d43d3c; --moved: #4a7fb5; }
 @media (prefers-color-scheme: dark) { :root { --ground: #16181b; --card: #1e2124; --ink: #eceef0; --muted: #a2a9b3; --line: #33383e;
   --s1: #3987e5; --s2: #199e70; --s3: #c98500; --s4: #2f9b2f; --s5: #9085e9; --s6: #e66767; --s7: #d55181;
-  --idle: #565d66; --run: #2f6b4c; --wait: #b5852a; --lost: #e66767; } }
+  --idle: #565d66; --run: #2f6b4c; --wait: #b5852a; --lost: #e66767; --moved: #6fa3d8; } }
 body { margin: 0 auto; max-width: 1040px; padding: 24px 20px 60px; background: var(--ground); color: var(--ink);
   font: 15px/1.5 system-ui, -apple-system, "Segoe UI", Helvetica, Arial, sans-serif; }
 h1 { font-size: 24px; margin: 0; } h2 { font-size: 17px; margin: 34px 0 2px; } p { margin: 4px 0; }
@@ -35,10 +35,11 @@ svg { display: block; width: 100%; height: auto; font-size: 12px; }
 .tick, .unit { font-size: 11px; } .grid { stroke: var(--line); } .axis { stroke: var(--muted); }
 .line { stroke-width: 1.6; stroke-linejoin: round; } .line.s1 { stroke: var(--s1); } .line.s5 { stroke: var(--s5); }
 .spot { fill: transparent; } .spot:hover { fill: var(--ink); } .over { fill: var(--s6); }
-.loss { stroke: var(--lost); stroke-width: 1.2; stroke-dasharray: 3 3; } .loss:hover { stroke-width: 4; stroke-dasharray: none; }
+.loss { stroke: var(--lost); stroke-width: 1.2; stroke-dasharray: 3 3; } .move { stroke: var(--moved); stroke-width: 1.2; stroke-dasharray: 1 4; }
+.loss:hover, .move:hover { stroke-width: 4; stroke-dasharray: none; }
 .p1 { fill: var(--s7); } .p2 { fill: var(--idle); } .p3 { fill: var(--s3); } .p4 { fill: var(--s1); } .p5 { fill: var(--s2); }
 .p6 { fill: var(--s5); } .p7 { fill: var(--s6); }
-.setup { fill: var(--idle); } .run { fill: var(--run); } .wait { fill: var(--wait); } .lost { fill: var(--lost); } .kill { fill: var(--ink); }
+.setup { fill: var(--idle); } .run { fill: var(--run); } .wait { fill: var(--wait); } .lost { fill: var(--lost); } .moved { fill: var(--moved); } .kill { fill: var(--ink); }
 rect:hover { opacity: .75; }
 .legend { display: flex; flex-wrap: wrap; gap: 4px 16px; font-size: 13px; color: var(--muted); margin: 4px 0 6px; }
 .legend svg { display: inline-block; width: 11px; height: 11px; margin-right: 5px; }
@@ -101,6 +102,7 @@ def _tiles(history: History) -> str:
         (f"{max((sample.step for sample in history.samples), default=0):,}", "steps completed"),
         (f"{statistics.median(times) * 1e3:.3g} ms" if times else "-", "median step"),
         (str(cost.repairs), "repairs"),
+        *([(str(cost.moves), "planned moves")] if cost.moves else []),
         (str(cost.steps_repeated), "steps repeated"),
         (f"{cost.lost_s:.1f} s", "time lost"),
         (f"{_PERCENT * cost.goodput(history.duration):.2f} %", "goodput"),
@@ -111,22 +113,27 @@ def _tiles(history: History) -> str:
 
 
 def _sections(history: History) -> Iterator[str]:
+    moves = any(repair.planned for repair in history.repairs)
     states = (
         ("setup", "set-up"),
         ("run", "training"),
-        ("wait", "waiting for a repair"),
+        ("wait", "waiting for a repair or a move" if moves else "waiting for a repair"),
         ("lost", "lost, being replaced"),
+        *([("moved", "drained, being moved")] if moves else []),
     )
-    yield _section(
-        "Where the time went",
-        "",
-        charts.where_time_went(history),
-        (("setup", "set-up"), ("run", "training"), ("lost", "repairs"), ("wait", "steps repeated")),
+    parts_of_time = (
+        ("setup", "set-up"),
+        ("run", "training"),
+        ("lost", "repairs"),
+        *([("moved", "planned moves")] if moves else []),
+        ("wait", "steps repeated"),
     )
-    note = "A dashed line is a loss. A dot at the top is a step beyond the axis."
+    yield _section("Where the time went", "", charts.where_time_went(history), parts_of_time)
+    dotted = " A dotted line is a planned move." if moves else ""
+    note = f"A dashed line is a loss.{dotted} A dot at the top is a step beyond the axis."
     yield _section("Step times", note, charts.step_times(history))
     parts = tuple((f"p{number + 1}", name) for number, name in enumerate(PARTS))
-    more = len(history.repairs) - charts.MOST_BARS
+    more = len(history.losses) - charts.MOST_BARS
     note = "Each part is what it adds to the total, as parts overlap. A bar with a number goes beyond the axis."
     yield _section(
         "Repairs",
@@ -136,7 +143,7 @@ def _sections(history: History) -> Iterator[str]:
     )
     hidden = history.world_size - len(charts.shown_ranks(history))
     note = "A triangle is an injected fault." + (
-        f" {hidden} more ranks, which were not lost first, are left out." if hidden else ""
+        f" {hidden} more ranks, which were not lost or moved first, are left out." if hidden else ""
     )
     yield _section("Ranks over time", note, charts.ranks(history), states)
     yield _section("Progress", "", charts.progress(history))
@@ -160,13 +167,14 @@ def _section(title: str, note: str, chart: str, legend: tuple[tuple[str, str], .
 
 
 def _incidents(history: History) -> str:
+    none = "" if history.losses else "<p>No rank was lost.</p>"
     if not history.repairs:
-        return "<h2>Incidents</h2><p>No rank was lost.</p>"
+        return f"<h2>Incidents</h2>{none}"
     shown = history.repairs[-_MOST_INCIDENTS:]
     names = "".join(f'<th class="n">{name}</th>' for name in PARTS)
     rows = "".join(_incident(repair) for repair in shown)
     left_out = len(history.repairs) - len(shown)
-    note = f"<p class=muted>The last {len(shown)} of {len(history.repairs)}.</p>" if left_out else ""
+    note = none + (f"<p class=muted>The last {len(shown)} of {len(history.repairs)}.</p>" if left_out else "")
     return (
         f"<h2>Incidents</h2>{note}<div class=scroll><table><thead><tr><th>at</th><th>ranks</th><th>cause</th><th>replaced by</th>"
         f'<th class="n">resumed at</th><th class="n">repeated</th>{names}<th class="n">total ms</th></tr></thead>'
@@ -177,7 +185,11 @@ def _incidents(history: History) -> str:
 def _incident(repair: RepairRecord) -> str:
     incident = repair.incident
     lost = [str(loss.rank) for loss in incident.losses]
-    causes = [f"{loss.cause}{' (injected)' if loss.injected else ''}" for loss in incident.losses]
+    causes = (
+        ["moved by drain"] * len(lost)
+        if repair.planned
+        else [f"{loss.cause}{' (injected)' if loss.injected else ''}" for loss in incident.losses]
+    )
     places = [f"{'spare' if loss.from_spare else 'fresh'} worker {loss.replacement}" for loss in incident.losses]
     texts = "".join(
         f"<td>{'<br>'.join(map(_text, cells))}</td>" for cells in ([clock(repair.began)], lost, causes, places)

@@ -37,7 +37,7 @@ def _events(history: History) -> Iterator[dict[str, Any]]:
         causes = "; ".join(loss.cause for loss in incident.losses)
         args = {"causes": causes, "resumed": incident.resumed, "steps_repeated": incident.steps_repeated}
         began = repair.began - (incident.detected_s or 0.0)
-        yield _span(_JOB, f"repair of rank {lost}", began, repair.ended, args)
+        yield _span(_JOB, f"{'move' if repair.planned else 'repair'} of rank {lost}", began, repair.ended, args)
         at = began
         for name, seconds in repair.parts():
             yield _span(_JOB, name, at, at + seconds, {})

@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families as parsed
 from deadpool_run.agent.observers.metrics import RANKS_SHOWN, RepairTimes, families
 from deadpool_run.agent.observers.metrics_server import MetricsServer
 from deadpool_run.core.coordinator import new_state, step
-from deadpool_run.core.effects import Incident
+from deadpool_run.core.effects import Incident, Loss
 from deadpool_run.core.events import JobSubmitted
 from deadpool_run.core.settings import Settings
 from deadpool_run.vault.status_page import StatusPage, create_status_page
@@ -25,7 +25,7 @@ from deadpool_run.view.status_report import status_object
 
 DOCS = Path(__file__).parents[3] / "docs"
 RUN = {"run_id": 'ni"ght', "started": "2026-02-03T04:05:06+00:00", "world_size": 2, "nodes": 1, "spares": 1}
-COST = {"repairs": 3, "steps_repeated": 2, "lost_s": 1.5, "goodput": 0.97}
+COST = {"repairs": 3, "moves": 1, "steps_repeated": 2, "lost_s": 1.5, "goodput": 0.97}
 DURABLE = {"place": "ck", "version": 100, "where": "ck/100", "written": "2026-02-03T04:05:06+00:00"}
 INCIDENT = Incident(2, (), 30, 3, 0.05, 0.1, 0.01, 0.4, 0.45, 0.5, 0.6)
 LIMIT_S = 30
@@ -89,7 +89,8 @@ def values(text):
 
 def test_the_metrics_are_those_of_the_run(page, status):
     asked = []
-    repairs = (INCIDENT, replace(INCIDENT, first_step_s=7.0))
+    move = replace(INCIDENT, losses=(Loss(1, 1, "was drained", False, 2, True, planned=True),), steps_repeated=0)
+    repairs = (INCIDENT, move, replace(INCIDENT, first_step_s=7.0))
     line, text = served(lambda request: asked.append(request) or status, page, get, repairs)
     assert line == "HTTP/1.1 200 OK"
     assert asked == [{"do": "status"}]
@@ -103,6 +104,7 @@ def test_the_metrics_are_those_of_the_run(page, status):
         ("deadpool_spares_requested",): 1,
         ("deadpool_spares_ready",): 0,
         ("deadpool_repairs_total",): 3,
+        ("deadpool_moves_total",): 1,
         ("deadpool_repeated_steps_total",): 2,
         ("deadpool_lost_seconds_total",): 1.5,
         ("deadpool_goodput_ratio",): 0.97,

@@ -71,6 +71,7 @@ def test_a_command_gets_the_incident_in_its_environment_alone(tmp_path):
         "DEADPOOL_INCIDENT_ID": "0",
         "DEADPOOL_INCIDENT_RANKS": "1",
         "DEADPOOL_INCIDENT_INJECTED": "1",
+        "DEADPOOL_INCIDENT_PLANNED": "0",
         "DEADPOOL_INCIDENT_SECONDS": "0.650",
         "DEADPOOL_INCIDENT_RESUMED_STEP": "30",
         "DEADPOOL_INCIDENT_STEPS_REPEATED": "3",

@@ -2,7 +2,7 @@
 
 from msgspec.structs import replace
 
-from deadpool_run.agent.records.incident_line import incident_line, short_line
+from deadpool_run.agent.records.incident_line import incident_fields, incident_line, short_line
 from deadpool_run.core.effects import Incident, Loss
 from deadpool_run.ids import Epoch, Rank, Version, WorkerId
 
@@ -36,6 +36,13 @@ def test_a_planned_move_is_no_recovery():
     assert line == "moved rank 1 to spare worker 4 in 0.24 s, after step 57; no step repeated"
     with_a_loss = replace(INCIDENT, losses=(moved, LOSS))
     assert short_line(with_a_loss).startswith("recovered ")
+
+
+def test_programs_can_tell_a_planned_move_from_a_loss():
+    moved = replace(LOSS, cause="was drained", injected=False, planned=True)
+    assert incident_fields(replace(INCIDENT, losses=(moved,)))["planned"] is True
+    assert incident_fields(INCIDENT)["planned"] is False
+    assert incident_fields(replace(INCIDENT, losses=(moved, LOSS)))["planned"] is False
 
 
 def test_a_rank_that_was_lost_again_in_the_repair_is_named_once():

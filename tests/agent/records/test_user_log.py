@@ -87,6 +87,7 @@ def test_the_end_has_what_losses_cost(log, page, capfd):
     lines.report(ReportIncident(replace(INCIDENT, steps_repeated=1)), page)
     assert {**lines.summary(), "goodput": 0} == {
         "repairs": 1,
+        "moves": 0,
         "steps_repeated": 1,
         "lost_s": pytest.approx(0.243),
         "goodput": 0,
@@ -121,4 +122,12 @@ def test_a_planned_move_costs_its_time_and_is_no_repair():
     cost = Cost()
     planned = tuple(replace(loss, planned=True) for loss in INCIDENT.losses)
     cost.add(replace(INCIDENT, losses=planned, detected_s=None, first_step_s=1.0), 0.5)
-    assert (cost.repairs, cost.steps_repeated, cost.lost_s) == (0, 0, 1.0)
+    assert (cost.repairs, cost.moves, cost.steps_repeated, cost.lost_s) == (0, 1, 0, 1.0)
+
+
+def test_the_end_names_planned_moves(log, page, capfd):
+    lines = log()
+    planned = tuple(replace(loss, planned=True) for loss in INCIDENT.losses)
+    lines.report(ReportIncident(replace(INCIDENT, losses=planned)), page)
+    lines.ended(0, page, managed=True)
+    assert ", 1 planned move, 0 steps repeated, 0.2 s lost, goodput " in capfd.readouterr().err.splitlines()[-1]
