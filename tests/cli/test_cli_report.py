@@ -198,6 +198,21 @@ def test_the_page_has_its_charts_and_numbers(run):
         assert shown in text, shown
 
 
+@pytest.mark.parametrize(
+    ("asked", "shown"),
+    [
+        ({"spares": 1}, "2 ranks, 1 spare on n7;"),
+        ({"spares": 0}, "2 ranks, no spares on n7;"),
+        ({"nodes": 2, "spares": 0, "spare_nodes": 1}, "2 ranks, 1 spare machine on 3 machines, led by n7;"),
+        ({"nodes": 2, "spares": 2, "spare_nodes": 1}, "2 ranks, 2 spares, 1 spare machine on 3 machines, led by n7;"),
+    ],
+)
+def test_the_page_names_spares_and_spare_machines(run, asked, shown):
+    history = read_history(run_at(run))
+    history.record = {**history.record, **asked}
+    assert shown in page(history)
+
+
 def test_a_run_without_samples_or_losses_has_a_page_too(run):
     (run / "samples.jsonl").unlink()
     (run / "journal.jsonl").write_bytes(journal(STORY[:7]))

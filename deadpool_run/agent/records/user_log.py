@@ -43,6 +43,13 @@ class Cost:
         return max(0.0, 1.0 - self.lost_s / up_s) if up_s > 0 else 1.0
 
 
+def ranks_and_spares(ranks: int, spares: int, spare_nodes: int) -> str:
+    """Return the size of a job in words, such as `4 ranks, 1 spare machine`."""
+    asked = ((spares, "spare"), (spare_nodes, "spare machine"))
+    reserve = [counted(number, name) for number, name in asked if number]
+    return ", ".join([counted(ranks, "rank"), *(reserve or ["no spares"])])
+
+
 class UserLog:
     """The lines of one leader. `was_led`: another agent has led this run before, and has printed the first lines."""
 
@@ -123,13 +130,10 @@ class UserLog:
 
     def _start_line(self) -> str:
         spec, settings = self._spec, self._spec.settings
-        spares = [(settings.spares, "spare"), (settings.spare_nodes, "spare machine")]
-        what = [counted(settings.world_size, "rank"), *(counted(number, name) for number, name in spares if number)]
-        if not (settings.spares or settings.spare_nodes):
-            what.append("no spares")
+        what = ranks_and_spares(settings.world_size, settings.spares, settings.spare_nodes)
         others = settings.nodes + settings.spare_nodes - 1
         endpoints = () if spec.cluster is None else spec.cluster.endpoints
         at = f" at {', '.join(f'{host}:{port}' for host, port in endpoints)}" if endpoints else ""
         waits = f"; waiting for {counted(others, 'more machine')}{at}" if others else ""
         where = "no log files" if self._output.root is None else f"logs in {self._output.root}"
-        return f"run {spec.run_id}: {', '.join(what)}{waits}; {where}"
+        return f"run {spec.run_id}: {what}{waits}; {where}"

@@ -6,6 +6,7 @@ from html import escape
 from typing import Any
 
 from deadpool_run.agent.records.incident_line import PARTS
+from deadpool_run.agent.records.user_log import ranks_and_spares
 from deadpool_run.cli.report import charts
 from deadpool_run.cli.report.history import History, RepairRecord
 from deadpool_run.cli.report.svg import clock
@@ -70,10 +71,11 @@ def _text(value: object) -> str:
 
 def _head(history: History, name: str) -> str:
     record = history.record
-    ranks = f"{_count(history.world_size, 'rank')}, {_count(int(record.get('spares') or 0), 'spare')}"
-    machines = int(record.get("nodes") or 1) + int(record.get("spare_nodes") or 0)
+    spare_nodes = int(record.get("spare_nodes") or 0)
+    ranks = ranks_and_spares(history.world_size, int(record.get("spares") or 0), spare_nodes)
+    machines = int(record.get("nodes") or 1) + spare_nodes
     where = (
-        f"{_count(machines, 'machine')}, led by {record.get('host')}" if machines > 1 else f"on {record.get('host')}"
+        f"on {_count(machines, 'machine')}, led by {record.get('host')}" if machines > 1 else f"on {record.get('host')}"
     )
     command = " ".join(str(word) for word in record.get("command") or ())
     code = record.get("exit_code")
