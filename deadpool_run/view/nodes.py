@@ -8,7 +8,7 @@ from rich.table import Table
 from deadpool_run.text import size
 from deadpool_run.view.health import Status, ranks_per_node, ready_spares, spares_asked
 from deadpool_run.view.plan import numbers
-from deadpool_run.view.text import shown, table
+from deadpool_run.view.text import fitted, shown
 
 _MS_PER_S = 1e3
 
@@ -50,26 +50,28 @@ def words(status: Status) -> Iterator[str]:
         yield f"copies incomplete for {exposed_ms / _MS_PER_S:.1f} s"
 
 
-def nodes_table(status: Status) -> Table:
-    """Return the table of nodes: ranks, copies held, last heartbeat, traffic of copies."""
-    found = table(
-        ("node", "address", "ranks", "copies of", "heard", "sent", "received", "sent/s", "received/s"),
-        left={"node", "address", "ranks", "copies of"},
-    )
+def nodes_table(status: Status, width: int | None = None) -> Table:
+    """Return the table of nodes: ranks, copies held, last heartbeat, traffic of copies. `width`: what the table may take."""
+    rows = []
     leads = status["coordinator"].get("node")
     for node in status.get("nodes", ()):
         name, copies = node.get("node"), node.get("copies") or {}
         ranks = numbers(node.get("ranks") or ())
-        found.add_row(
-            shown(name),
-            f"{shown(node.get('address'))}:{shown(node.get('port'))}",
-            f"ranks {ranks}" if ranks else "spare",
-            numbers(node.get("copies_of") or ()) or "-",
-            "leads" if name == leads else _ago(node.get("silent_ms")),
-            *(size(copies.get(key)) for key in ("sent_bytes", "received_bytes")),
-            *(size(copies.get(key)) for key in ("sent_bytes_per_s", "received_bytes_per_s")),
+        rows.append(
+            (
+                shown(name),
+                f"{shown(node.get('address'))}:{shown(node.get('port'))}",
+                f"ranks {ranks}" if ranks else "spare",
+                numbers(node.get("copies_of") or ()) or "-",
+                "leads" if name == leads else _ago(node.get("silent_ms")),
+                *(size(copies.get(key)) for key in ("sent_bytes", "received_bytes")),
+                *(size(copies.get(key)) for key in ("sent_bytes_per_s", "received_bytes_per_s")),
+            )
         )
-    return found
+    left = ("node", "address", "ranks", "copies of")
+    columns = (*left, "heard", "sent", "received", "sent/s", "received/s")
+    can_go = ("sent", "received", "sent/s", "received/s", "address")
+    return fitted(columns, rows, left=left, width=width, can_go=can_go, wraps={"ranks": 12, "copies of": 12})
 
 
 def _ago(silent_ms: float | None) -> str:

@@ -18,7 +18,8 @@ from deadpool_run.vault.status_page import DeviceLibrary
 from deadpool_run.view import capture_limit, nodes
 from deadpool_run.view.collectives import described
 from deadpool_run.view.health import JobHealth, Status, health, without_copies, without_memory
-from deadpool_run.view.text import shown, table
+from deadpool_run.view.pace import completed
+from deadpool_run.view.text import fitted, shown
 
 PLAIN_WIDTH = 200
 """Width without a terminal: no line wraps in a log."""
@@ -35,6 +36,8 @@ _STYLES: Mapping[JobHealth, str] = {
 }
 _CALM_PHASES = frozenset({"running", "finished", "released", "ready", "done", "setting up"})
 LEFT_COLUMNS = frozenset({"node", "phase"})
+CAN_GO = ("worker", "snapshot", "pid", "ms/step")
+"""Columns of ranks that a narrow terminal does without, the first one first."""
 
 
 def to_json(status: Status, now: datetime) -> str:
@@ -43,30 +46,31 @@ def to_json(status: Status, now: datetime) -> str:
     return json.dumps({**status, "time": time, "health": health(status)}, separators=(",", ":"))
 
 
-def to_plain(status: Status, now: datetime) -> str:
-    """Return the status as plain text, for a log or a pipe."""
+def to_plain(status: Status, now: datetime, width: int = PLAIN_WIDTH, per_s: float | None = None) -> str:
+    """Return the status as plain text, for a log or a pipe. `per_s`: as for `header`."""
     out = StringIO()
-    Console(file=out, width=PLAIN_WIDTH, color_system=None, force_terminal=False).print(to_rich(status, now))
+    console = Console(file=out, width=width, color_system=None, force_terminal=False)
+    console.print(to_rich(status, now, width, per_s))
     return "".join(f"{line.rstrip()}\n" for line in out.getvalue().splitlines())
 
 
-def to_rich(status: Status, now: datetime) -> RenderableType:
-    """Return the status for a terminal."""
-    parts: list[RenderableType] = [*header(status, now)]
+def to_rich(status: Status, now: datetime, width: int, per_s: float | None = None) -> RenderableType:
+    """Return the status for a terminal of this width. `per_s`: as for `header`."""
+    parts: list[RenderableType] = [*header(status, now, per_s)]
     if nodes.has_several(status):
-        parts += [Text(), nodes.nodes_table(status)]
-    parts += [Text(), _ranks(status), Text(), spares_line(status)]
+        parts += [Text(), nodes.nodes_table(status, width)]
+    parts += [Text(), _ranks(status, width), Text(), spares_line(status)]
     if status.get("incidents"):
-        parts += [Text(), _incidents(status)]
+        parts += [Text(), _incidents(status, width)]
     return Group(*parts)
 
 
-def header(status: Status, now: datetime) -> list[Text]:
-    """Return the lines about the job as a whole."""
+def header(status: Status, now: datetime, per_s: float | None = None) -> list[Text]:
+    """Return the lines about the job as a whole. `per_s`: steps per second; None: those of the slowest rank's last step."""
     lines = [_job_line(status, now)]
     if why := _why(status):
         lines.append(Text(f"  {printable(why)}"))
-    if progress := _progress(status):
+    if progress := _progress(status, per_s):
         lines.append(Text(f"  {progress}"))
     if library := status.get("device_library"):
         lines.append(Text(f"  collectives on GPUs: {described(DeviceLibrary.named(str(library)))}"))
@@ -115,19 +119,20 @@ def _job_line(status: Status, now: datetime) -> Text:
     )
 
 
-def _progress(status: Status) -> str:
+def _progress(status: Status, per_s: float | None) -> str:
     """Return the steps done, their rate and the time that is left, and what repairs have cost; empty outside a step loop."""
     ranks = status.get("ranks", ()) if status.get("managed") else ()
-    done = max((rank.get("step") or 0 for rank in ranks), default=0)
+    done = completed(status)
     step_ms = max((rank.get("step_ms") or 0.0 for rank in ranks), default=0.0)
+    per_s = per_s or (_MS_PER_S / step_ms if step_ms else None)
     total, cost = status.get("total_steps"), status.get("cost") or {}
     words = []
     if total:
         words.append(f"step {done:,}/{total:,} ({_PERCENT * done / total:.0f} %)")
-    if total and step_ms:
-        words.append(f"{_MS_PER_S / step_ms:.3g} steps/s")
-    if total and step_ms and done < total:
-        words.append(f"{span((total - done) * step_ms / _MS_PER_S)} left")
+    if total and per_s:
+        words.append(f"{per_s:.3g} steps/s")
+    if total and per_s and done < total:
+        words.append(f"{span((total - done) / per_s)} left")
     kinds = ((cost.get("repairs", 0), "repair"), (cost.get("moves", 0), "planned move"))
     if counts := [counted(number, what) for number, what in kinds if number]:
         repeated, goodput = counted(cost.get("steps_repeated", 0), "step"), cost.get("goodput", 1.0)
@@ -180,15 +185,15 @@ def is_calm(rank: Status) -> bool:
     return rank.get("phase") in _CALM_PHASES and rank.get("slowed", 1) <= 1
 
 
-def _ranks(status: Status) -> Table:
+def _ranks(status: Status, width: int) -> Table:
     columns = rank_columns(status)
-    found = table(columns, left=LEFT_COLUMNS)
     phase_at = columns.index("phase")
+    rows = []
     for rank in status.get("ranks", ()):
         cells: list[str | Text] = [*rank_cells(rank, status)]
         cells[phase_at] = Text(_phase(rank), style="" if is_calm(rank) else "yellow")
-        found.add_row(*cells)
-    return found
+        rows.append(cells)
+    return fitted(columns, rows, left=LEFT_COLUMNS, width=width, can_go=CAN_GO)
 
 
 def _phase(rank: Status) -> str:
@@ -214,24 +219,29 @@ def _spare(spare: Status, *, several: bool) -> str:
     return f"worker {shown(spare.get('worker'))} ({where}pid {shown(spare.get('pid'))}) {doing}"
 
 
-def _incidents(status: Status) -> Group:
+def _incidents(status: Status, width: int) -> Group:
     several = nodes.has_several(status)
     times = {name: name.replace("_", " ") for name in PHASES} | ({"exposed": "copies"} if several else {})
     left = ("lost or moved", "replaced by")
-    found = table(("epoch", *left, "step", "repeated", *times.values()), left=left)
+    rows = []
     for incident in status["incidents"]:
         losses, planned = incident.get("losses", ()), is_planned(incident)
-        found.add_row(
-            shown(incident.get("epoch")),
-            "\n".join(_lost(loss, planned=planned) for loss in losses),
-            "\n".join(
-                f"{'spare' if loss.get('from_spare') else 'fresh'} worker {shown(loss.get('replacement'))}"
-                for loss in losses
-            ),
-            shown(incident.get("resumed")),
-            shown(incident.get("steps_repeated")),
-            *(_milliseconds(incident.get(f"{name}_s")) for name in times),
+        rows.append(
+            (
+                shown(incident.get("epoch")),
+                "\n".join(_lost(loss, planned=planned) for loss in losses),
+                "\n".join(
+                    f"{'spare' if loss.get('from_spare') else 'fresh'} worker {shown(loss.get('replacement'))}"
+                    for loss in losses
+                ),
+                shown(incident.get("resumed")),
+                shown(incident.get("steps_repeated")),
+                *(_milliseconds(incident.get(f"{name}_s")) for name in times),
+            )
         )
+    columns = ("epoch", *left, "step", "repeated", *times.values())
+    can_go = [name for name in times.values() if name != "first step"]
+    found = fitted(columns, rows, left=left, width=width, can_go=can_go, wraps={"lost or moved": 26})
     notes = "detected: after an injected fault" + ("; copies: until they were complete again" if several else "")
     return Group(Text(f"last repairs and moves, in ms after the loss was detected ({notes}):"), found)
 

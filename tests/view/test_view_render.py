@@ -144,6 +144,24 @@ def test_a_planned_move_is_told_from_a_loss():
     assert "  1 repair, 1 planned move: 0.7 s lost, " in both
 
 
+@pytest.mark.parametrize("width", [80, 100, 200])
+def test_tables_fit_into_the_width_of_a_terminal(width):
+    shown = several(incidents=[INCIDENT, moved()], total_steps=2400)
+    lines = to_plain(shown, NOW, width).splitlines()
+    assert max(map(len, lines)) <= width
+    assert not [line for line in lines if "…" in line]
+    heads = [line.split() for line in lines if line.startswith(("RANK", "NODE", "EPOCH"))]
+    assert [head[0] for head in heads] == ["NODE", "RANK", "EPOCH"]
+    assert ("SENT" in heads[0], "DRAINED" in heads[2]) == (width >= 100, width == 200)
+    assert "FIRST" in heads[2]
+
+
+def test_the_rate_is_that_which_the_viewer_has_seen():
+    shown = status(total_steps=2400)
+    assert "  81 steps/s  28s left" in to_plain(shown, NOW)
+    assert "  76 steps/s  30s left" in to_plain(shown, NOW, per_s=76.0)
+
+
 def test_trouble_is_named_with_its_reason():
     text = to_plain(status(phase="repairing", reason="rank 1 died"), NOW)
     assert "repairing (recovering)" in text.splitlines()[0]

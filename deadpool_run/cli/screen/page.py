@@ -16,7 +16,7 @@ from deadpool_run.core.effects import Incident
 from deadpool_run.text import printable
 from deadpool_run.view import nodes
 from deadpool_run.view.health import Status
-from deadpool_run.view.render import LEFT_COLUMNS, header, is_calm, rank_cells, rank_columns, spares_line
+from deadpool_run.view.render import CAN_GO, LEFT_COLUMNS, header, is_calm, rank_cells, rank_columns, spares_line
 
 _GAP = "  "
 _REPAIRS_SHOWN = 3
@@ -41,8 +41,6 @@ _ABOUT = (
     "The rank that holds up the others waits least. `slowest first` shows it first.",
     "The status is renewed each second, and after each change in the job.",
 )
-_CAN_GO = ("worker", "snapshot", "pid", "ms/step", "waits")
-"""Columns that a narrow terminal does without, the first one first."""
 _PHASE_WIDTH = len("running (optimizer)")
 """The column keeps its width while ranks go from phase to phase."""
 
@@ -64,7 +62,7 @@ def screen_lines(state: ScreenState, now: datetime, size: ScreenSize, log: LogLi
     """Return the lines of a screen of this size, with escape sequences for their styles. Scrolls to the selected rank."""
     columns, lines = size.columns, size.lines
     paint = _Painter(size)
-    top = paint(_head(state.status, now), max(1, min(6, lines - 3)))
+    top = paint(_head(state, now), max(1, min(6, lines - 3)))
     room = lines - len(top) - 1
     match state.pane:
         case Pane.HELP:
@@ -106,8 +104,8 @@ class _Painter:
         return out.getvalue().split("\n")[:-1][: max(0, most)]
 
 
-def _head(status: Status, now: datetime) -> list[Text]:
-    first, *rest = header(status, now)
+def _head(state: ScreenState, now: datetime) -> list[Text]:
+    first, *rest = header(state.status, now, state.pace.per_s())
     return [first, *(_one_line(line) for line in rest)]
 
 
@@ -120,7 +118,7 @@ def _ranks(state: ScreenState, room: int, paint: _Painter) -> list[str]:
     """Return the table of ranks, and below it what there is room for."""
     status = state.status
     below = [_one_line(spares_line(status)), *(_one_line(line) for line in _repairs(status))]
-    table = paint([nodes.nodes_table(status)], room) if nodes.has_several(status) else []
+    table = paint([nodes.nodes_table(status, paint.columns)], room) if nodes.has_several(status) else []
     spare_room = room - 2 - _LEAST_ROWS
     above = ["", *table] if table and len(table) + 1 + len(below) <= spare_room // 2 else []
     below = below[: max(0, spare_room - len(above))]
@@ -143,7 +141,7 @@ def _ranks(state: ScreenState, room: int, paint: _Painter) -> list[str]:
 def _fitting(widths: Mapping[str, int], room: int) -> dict[str, int]:
     """Return the columns that there is room for, with their widths."""
     layout = {**widths, "phase": max(widths["phase"], _PHASE_WIDTH)}
-    for name in _CAN_GO:
+    for name in (*CAN_GO, "waits"):
         if sum(layout.values()) + len(_GAP) * (len(layout) - 1) <= room:
             break
         layout.pop(name, None)

@@ -8,6 +8,7 @@ from typing import Any
 from deadpool_run.cli.screen.keys import ESCAPE
 from deadpool_run.view import nodes
 from deadpool_run.view.health import Status
+from deadpool_run.view.pace import Pace
 from deadpool_run.view.render import is_calm
 
 _RECENT = 0.9
@@ -64,6 +65,8 @@ class ScreenState:
     question: Kill | None = None
     message: str = ""
     """The answer to the last key, until the next one."""
+    pace: Pace = field(default_factory=Pace)
+    """Takes each status with its time, from the viewer."""
     _typed: str = ""
     _waits: dict[int, float] = field(default_factory=dict)
 

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from collections.abc import Collection
 from datetime import UTC, datetime
 
@@ -19,6 +20,7 @@ from deadpool_run.cli.screen.watch import EVERY_S
 from deadpool_run.core.injection import KillHow
 from deadpool_run.errors import DeadpoolError
 from deadpool_run.view.health import EXIT_CODES, Status, health
+from deadpool_run.view.pace import completed
 from deadpool_run.view.render import header
 
 _ESCAPE_S = 0.05
@@ -83,6 +85,7 @@ class _Viewer:
         self.run_ended = feed.ended
         if (status := feed.take()) is not None:
             self.state.note(status)
+            self.state.pace.note(completed(status), time.monotonic())
 
     def _press(self, key: str, terminal: Terminal) -> bool:
         """Do what a key asks for, and return whether the view goes on."""

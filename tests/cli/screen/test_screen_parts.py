@@ -94,6 +94,17 @@ def test_a_screen_has_the_size_of_the_terminal(columns, count, pane):
     assert max(map(len, found)) <= columns
 
 
+def test_the_rate_does_not_follow_the_last_step():
+    state = ScreenState(status(8, total_steps=1000))
+    for look in range(20):
+        now = status(8, total_steps=1000)
+        for rank in now["ranks"]:
+            rank |= {"step": 100 + 2 * look, "step_ms": 10.0 if look % 2 else 900.0}
+        state.note(now)
+        state.pace.note(100 + 2 * look, float(look))
+    assert "step 138/1,000 (14 %)  2 steps/s  7m11s left" in "\n".join(lines(state))
+
+
 def test_512_ranks_are_reached_in_a_few_keys_on_80_columns():
     state = ScreenState(status())
     first = shown_ranks(state)

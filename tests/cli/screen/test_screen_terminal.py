@@ -8,7 +8,7 @@ import termios
 
 import pytest
 from cli.screen.test_screen_parts import status
-from cli.test_cli_client import serving
+from cli.test_cli_client import deadpool, serving
 from kit.terminal import Terminal, keys
 
 from deadpool_run.cli.screen.terminal import Terminal as ScreenTerminal
@@ -43,6 +43,21 @@ def shown_ranks(screen):
     return [int(row.split()[0]) for row in screen.rows if re.match(r" *[0-9]+  n[0-9]", row)]
 
 
+@pytest.mark.parametrize("columns", [80, 132])
+def test_once_has_the_width_of_the_terminal_and_in_a_pipe_a_fixed_one(live, columns):
+    live.shown = {**status(2), "phase": "repairing", "reason": " ".join(["word"] * 60)}
+    words = ("status", "--once", "--run-dir", str(live.run_dir))
+    terminal = Terminal(*COMMAND, str(live.run_dir), "--once", columns=columns, lines=30)
+    try:
+        assert terminal.exit_code() == 3
+        rows = [len(row) for row in terminal.screen.rows if row.startswith("word") or row.endswith("word")]
+        assert columns - 10 < max(rows) <= columns
+        assert len(rows) > 300 // columns
+    finally:
+        terminal.close()
+    assert 190 < max(map(len, deadpool(*words).stdout.splitlines())) <= 200
+
+
 def test_512_ranks_are_usable_on_80_by_24(live, terminal):
     terminal.wait_for("run night  running", "of 512", "q quit  ? help")
     assert terminal.screen.modes[1049], "it must leave the shell's lines alone"
@@ -66,6 +81,17 @@ def test_512_ranks_are_usable_on_80_by_24(live, terminal):
     terminal.type("q")
     assert terminal.exit_code() == 0
     terminal.check_restored()
+
+
+def test_the_screen_averages_the_steps_that_it_has_seen(live, terminal):
+    live.shown = status(8, total_steps=100_000)
+    terminal.wait_for("81.3 steps/s")  # that of the last step, until there is something to average
+    for step in (1000, 2000, 3000):
+        live.change(ranks=[{**rank, "step": step} for rank in live.shown["ranks"]])
+        terminal.wait_for(f"step {step:,}/")
+    terminal.wait_gone("81.3 steps/s")
+    terminal.type("q")
+    assert terminal.exit_code() == 0
 
 
 def test_only_what_changes_is_drawn(live, terminal):
