@@ -423,7 +423,7 @@ def test_on_a_terminal_kill_rank_asks(live):
 
 
 def test_the_question_says_that_the_job_is_not_protected(live):
-    live.shown = {**live.shown, "phase": "unprotected"}
+    live.shown = {**live.shown, "phase": "setting up"}
     terminal = Terminal("kill-rank", "1", "--run-dir", str(live.run_dir))
     terminal.wait_for("[y/N]")
     assert "The job is not protected: all ranks restart, or the job ends. Kill rank 1 of night" in terminal.text

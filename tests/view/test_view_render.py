@@ -152,7 +152,7 @@ def test_tables_fit_into_the_width_of_a_terminal(width):
     assert not [line for line in lines if "…" in line]
     heads = [line.split() for line in lines if line.startswith(("RANK", "NODE", "EPOCH"))]
     assert [head[0] for head in heads] == ["NODE", "RANK", "EPOCH"]
-    assert ("SENT" in heads[0], "DRAINED" in heads[2]) == (width >= 100, width == 200)
+    assert ("SENT" in heads[0], "ABORTED" in heads[2]) == (width >= 100, width == 200)
     assert "FIRST" in heads[2]
 
 

@@ -183,7 +183,7 @@ def test_a_kill_needs_yes():
     assert state.press("y") is None
 
 
-@pytest.mark.parametrize("phase", ["starting", "unprotected", "restarting"])
+@pytest.mark.parametrize("phase", ["starting", "setting up", "restarting"])
 def test_the_question_says_that_the_job_is_not_protected(phase):
     state = ScreenState(status(phase=phase), selected=5)
     state.press("k")
