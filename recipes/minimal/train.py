@@ -9,7 +9,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import deadpool_run as deadpool
 
-STEPS = int(sys.argv[1]) if len(sys.argv) > 1 else 3000
+STEPS = int(sys.argv[1]) if len(sys.argv) > 1 else 20_000
 
 
 def batch(step, rank):

@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-STEPS = int(sys.argv[1]) if len(sys.argv) > 1 else 3000
+STEPS = int(sys.argv[1]) if len(sys.argv) > 1 else 20_000
 
 
 def batch(step, rank):
