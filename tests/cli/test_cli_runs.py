@@ -74,7 +74,7 @@ def test_the_status_of_an_ended_run_says_when_and_why(home, run):
         assert (done.returncode, done.stdout) == (4, "")
         assert "run night ended 5m" in done.stderr
         assert "with exit code 1: rank 1 raised ValueError\n" in done.stderr
-        assert f"its logs are in {path / 'logs'}; " in done.stderr
+        assert f"its records are in {path}; " in done.stderr
     of_any = deadpool("status", "--json", env=ours(home))
     assert "no live run below" in of_any.stderr
     assert "the last one, night, ended 5m" in of_any.stderr
@@ -94,6 +94,9 @@ def test_a_run_is_named_by_its_id_or_its_directory(home, run):
 
 def test_the_logs_of_a_run_are_found_after_its_directory_was_renamed(home, run):
     path = run("alpha", ended=ago(minutes=5))
+    output = path / "logs" / "attempt_0" / "0" / "stdout.log"
+    output.parent.mkdir(parents=True)
+    output.touch()
     path.rename(path.with_name("alpha~1"))
     assert f"its logs are in {path}~1/logs; " in deadpool("status", "--run-id", "alpha~1", env=ours(home)).stderr
 

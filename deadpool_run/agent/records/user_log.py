@@ -123,7 +123,7 @@ class UserLog:
             kinds = ((cost.repairs, "repair"), (cost.moves, "planned move"))
             parts += [*(counted(number, what) for number, what in kinds if number), repeated, lost, goodput]
         if exit_code and self._output.root is not None:
-            parts.append(f"logs in {self._output.root}")
+            parts.append(self._files())
         what = "; ".join((parts[0], ", ".join(parts[1:]))) if parts[1:] else parts[0]
         level = "error" if exit_code else "info"
         tell(f"run {self._spec.run_id} {what}", event="run_ended", level=level, exit_code=exit_code, **self.summary())
@@ -135,5 +135,12 @@ class UserLog:
         endpoints = () if spec.cluster is None else spec.cluster.endpoints
         at = f" at {', '.join(f'{host}:{port}' for host, port in endpoints)}" if endpoints else ""
         waits = f"; waiting for {counted(others, 'more machine')}{at}" if others else ""
-        where = "no log files" if self._output.root is None else f"logs in {self._output.root}"
-        return f"run {spec.run_id}: {what}{waits}; {where}"
+        return f"run {spec.run_id}: {what}{waits}; {self._files()}"
+
+    def _files(self) -> str:
+        """Return where the output of workers is, or without any in files, the records of the run."""
+        if self._output.root is None:
+            return "no log files"
+        spec = self._spec
+        has_output = any((*spec.tee.values(), *spec.redirects.values()))
+        return f"logs in {self._output.root}" if has_output else f"records in {spec.run_dir}"

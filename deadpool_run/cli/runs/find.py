@@ -19,6 +19,8 @@ from deadpool_run.errors import NoSuchRunError, UsageError
 from deadpool_run.text import age, printable
 
 _SHOWN = 5
+_OUTPUT_FILES = "attempt_*/*/std*.log"
+"""Files of the output of workers, in a run's folder of logs."""
 
 
 def run_names() -> list[str]:
@@ -159,8 +161,9 @@ def connect_run(run_dir: Path | None, run_id: str | None, environment: Mapping[s
         end = "" if run is None else run.end(datetime.now(UTC))
         if run is None or not end:
             raise
-        logs = "" if run.log_dir is None else f"its logs are in {run.log_dir}; "
-        others = f"{logs}`deadpool-run ls` lists the runs of this machine"
+        has_output = run.log_dir is not None and any(run.log_dir.glob(_OUTPUT_FILES))
+        files = f"logs are in {run.log_dir}" if has_output else f"records are in {run.path}"
+        others = f"its {files}; `deadpool-run ls` lists the runs of this machine"
         if path is None:
             raise NoSuchRunError(
                 f"{str(error).partition(chr(10))[0]}\nthe last one, {run.name}, {end}\n{others}"

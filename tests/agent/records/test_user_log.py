@@ -8,7 +8,7 @@ from test_incident_line import INCIDENT
 
 from deadpool_run.agent.records.logs import Logs
 from deadpool_run.agent.records.user_log import Cost, UserLog
-from deadpool_run.agent.spec import LaunchSpec, Mode, Target
+from deadpool_run.agent.spec import LaunchSpec, Mode, Streams, Target
 from deadpool_run.core.effects import Announce, ReportIncident
 from deadpool_run.core.settings import Settings
 from deadpool_run.vault.status_page import StatusPage, create_status_page
@@ -39,14 +39,21 @@ def log(tmp_path, page):
     return make
 
 
-def test_a_run_says_what_it_starts_and_where_its_logs_are(log, tmp_path, capfd):
+def test_a_run_says_what_it_starts_and_where_its_files_are(log, tmp_path, capfd):
     log()
-    said = capfd.readouterr().err
-    assert said.startswith(f"deadpool-run: run night: 2 ranks, 1 spare; logs in {tmp_path}/logs/night_")
+    assert capfd.readouterr().err == f"deadpool-run: run night: 2 ranks, 1 spare; records in {tmp_path}\n"
     log(settings=Settings(world_size=2, nodes=1, spares=0))
-    assert "run night: 2 ranks, no spares; logs in " in capfd.readouterr().err
+    assert "run night: 2 ranks, no spares; records in " in capfd.readouterr().err
     log(settings=Settings(world_size=4, nodes=2, spare_nodes=1))
-    assert "4 ranks, 1 spare machine; waiting for 2 more machines; logs in" in capfd.readouterr().err
+    assert "4 ranks, 1 spare machine; waiting for 2 more machines; records in" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("kept", [{"tee": {1: Streams.BOTH}}, {"redirects": {0: Streams.ERR, 1: Streams.NONE}}])
+def test_a_run_has_logs_if_output_of_workers_goes_to_files(log, page, tmp_path, capfd, kept):
+    log(**kept).ended(1, page, managed=True)
+    start, end = capfd.readouterr().err.splitlines()
+    assert f"; logs in {tmp_path}/logs/night_" in start
+    assert f", logs in {tmp_path}/logs/night_" in end
 
 
 def test_a_later_leader_does_not_repeat_the_first_lines(log, page, capfd):
@@ -100,7 +107,7 @@ def test_the_end_has_what_losses_cost(log, page, capfd):
     )
     assert " goodput " in fine
     assert failed.startswith("deadpool-run: run night ended with exit code 1 after 0s; 40 steps, ")
-    assert ", logs in " in failed
+    assert ", records in " in failed
 
 
 def test_the_end_of_a_script_without_init_says_what_spares_did_not_do(log, page, capfd):
