@@ -42,6 +42,18 @@ def test_a_commands_usage_line_names_exactly_its_options(name):
     assert set(re.findall(r"--[a-z-]+", usage.replace("deadpool-run", ""))) == taken
 
 
+@pytest.mark.parametrize(
+    ("name", "default"),
+    [
+        *((name, "the only live run, else the last one") for name in ("logs", "events", "report", "wait")),
+        *((name, "the only live run") for name in ("status", "stack", "stop", "kill-rank", "drain")),
+    ],
+)
+def test_the_help_says_which_run_is_meant_without_a_name(name, default):
+    (option,) = (each for each in get_command(app).commands[name].params if each.name == "run_id")
+    assert option.help == f"The run's name. Default: {default}."
+
+
 def test_every_command_has_a_section():
     commands = set(get_command(app).commands) - {"run", "config"} | {"config show"}
     headings = set(re.findall(r"^## (.+)$", PAGE.read_text(), re.MULTILINE))

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from deadpool_run.agent.console import tell
-from deadpool_run.cli.runs.find import RunDir, RunId, find_run, run_at
+from deadpool_run.cli.runs.find import AnyRunId, RunDir, find_run, run_at
 from deadpool_run.cli.runs.follow import Follow, follow
 
 
@@ -22,7 +22,7 @@ def events(
         bool, typer.Option("--json", help="Print one JSON object for each entry of the journal, with its texts.")
     ] = False,
     run_dir: RunDir = None,
-    run_id: RunId = None,
+    run_id: AnyRunId = None,
 ) -> None:
     """Show the events and decisions of a run: its journal, in words.
 

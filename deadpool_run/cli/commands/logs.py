@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from deadpool_run.agent.console import tell
-from deadpool_run.cli.runs.find import Run, RunDir, RunId, find_run
+from deadpool_run.cli.runs.find import AnyRunId, Run, RunDir, find_run
 from deadpool_run.cli.runs.follow import Follow, follow
 from deadpool_run.errors import NoSuchRunError, RequestRefusedError
 from deadpool_run.view.health import ranks_per_node
@@ -30,7 +30,7 @@ def logs(
         str, typer.Option(metavar="out|err|both", autocompletion=lambda: [*_STREAMS], help="The streams to show.")
     ] = "both",
     run_dir: RunDir = None,
-    run_id: RunId = None,
+    run_id: AnyRunId = None,
 ) -> None:
     """Show the log files of all workers that had a rank. Lines of several files have a prefix.
 

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from deadpool_run.agent.console import tell
-from deadpool_run.cli.runs.find import RunDir, RunId, find_run, run_names
+from deadpool_run.cli.runs.find import AnyRunId, RunDir, find_run, run_names
 from deadpool_run.errors import UsageError
 
 
@@ -31,7 +31,7 @@ def report(
         Path | None, typer.Option("--trace", metavar="FILE", help="Also write a trace for Perfetto (ui.perfetto.dev).")
     ] = None,
     run_dir: RunDir = None,
-    run_id: RunId = None,
+    run_id: AnyRunId = None,
 ) -> None:
     """Write a page with charts of a run, live or ended: step times, repairs, ranks, goodput, snapshots and incidents.
 

@@ -11,7 +11,7 @@ import typer
 
 from deadpool_run.agent.console import tell
 from deadpool_run.cli.options.resolve import duration_s
-from deadpool_run.cli.runs.find import Run, RunDir, RunId, RunState, find_run, run_at
+from deadpool_run.cli.runs.find import AnyRunId, Run, RunDir, RunState, find_run, run_at
 from deadpool_run.errors import NoSuchRunError
 
 _TIMED_OUT = 124
@@ -23,7 +23,7 @@ def wait(
     *,
     timeout: Annotated[str, typer.Option(metavar="TIME", help="Give up after this long, with exit code 124.")] = "",
     run_dir: RunDir = None,
-    run_id: RunId = None,
+    run_id: AnyRunId = None,
 ) -> None:
     """Wait until a run has ended, and exit with its exit code: at once, if it has ended already."""
     timeout_s = duration_s("--timeout", timeout, "does not wait") if timeout else None

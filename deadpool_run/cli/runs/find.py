@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -32,12 +33,10 @@ RunDir = Annotated[
     Path | None,
     typer.Option("--run-dir", metavar="DIR", help="The run's directory. Default: $DEADPOOL_RUN_DIR."),
 ]
-RunId = Annotated[
-    str | None,
-    typer.Option(
-        "--run-id", metavar="NAME", autocompletion=run_names, help="The run's name. Default: the only live run."
-    ),
-]
+_run_id = partial(typer.Option, "--run-id", metavar="NAME", autocompletion=run_names)
+RunId = Annotated[str | None, _run_id(help="The run's name. Default: the only live run.")]
+AnyRunId = Annotated[str | None, _run_id(help="The run's name. Default: the only live run, else the last one.")]
+"""Of a command for live and ended runs."""
 
 
 class RunState(StrEnum):
@@ -126,7 +125,7 @@ def all_runs(environment: Mapping[str, str]) -> list[Run]:
 
 
 def find_run(run_dir: Path | None, run_id: str | None, environment: Mapping[str, str]) -> Run:
-    """Return the named run, else that of $DEADPOOL_RUN_DIR, else the only live one, else the one that ended last.
+    """Return the named run, else that of $DEADPOOL_RUN_DIR, else the only live one, else the one that started last.
 
     Raises `NoSuchRunError`, and `UsageError` if several are live.
     """
