@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import selectors
+import shlex
 import signal
 import socket
 import subprocess
@@ -60,7 +61,8 @@ class Fleet:
     """`hosts` agents in the namespaces `net`. The first host is the endpoint, so its agent founds the job.
 
     With `apart` the agents share no run directory, and each knows only the address of the first one. `plant` is code, such
-    as a planted bug, that Python runs at its start on the first host.
+    as a planted bug, that Python runs at its start on the first host. `lines` are for bash on every other host, in place of
+    the agent: `deadpool-run` in them is the agent, whatever its options, or a command for the agent's run.
     """
 
     def __init__(
@@ -77,9 +79,11 @@ class Fleet:
         apart: bool = False,
         plant: str = "",
         host_options: Mapping[int, Sequence[str]] = MappingProxyType({}),
+        lines: str = "",
     ) -> None:
         self.apart = apart
         self._host_options = host_options
+        self._lines = lines
         self._plant = home / "plant"
         self._plant.mkdir()
         (self._plant / "sitecustomize.py").write_text(plant, encoding="utf-8")
@@ -117,7 +121,7 @@ class Fleet:
             *self._host_options.get(host, ()),
             *self._words,
         )
-        command = ["ip", "netns", "exec", self.net.names[host], sys.executable, "-m", "deadpool_run", *words]
+        program = [sys.executable, "-m", "deadpool_run", *words]
         inherited = {key: value for key, value in os.environ.items() if not key.startswith(("DEADPOOL_", "PET_"))}
         env = {
             **inherited,
@@ -130,9 +134,24 @@ class Fleet:
         }
         if host == 0:
             env["PYTHONPATH"] = os.pathsep.join(filter(None, (str(self._plant), env.get("PYTHONPATH"))))
+        elif self._lines:
+            env["PATH"] = f"{self._commands(host, program)}:{os.environ['PATH']}"
+            program = ["bash", "-c", self._lines]
+        command = ["ip", "netns", "exec", self.net.names[host], *program]
         agent = Agent(host, command, env, self.home)
         self._selector.register(agent.pidfd, selectors.EVENT_READ, agent)
         return agent
+
+    def _commands(self, host: int, agent: Sequence[str]) -> Path:
+        """Make the host's folder with `deadpool-run`; return the folder."""
+        folder = self.home / f"bin-h{host}"
+        folder.mkdir()
+        drain = shlex.join((sys.executable, "-m", "deadpool_run"))
+        (folder / "deadpool-run").write_text(
+            f'#!/bin/sh\n[ "$1" = drain ] || exec {shlex.join(agent)}\nexec {drain} "$@" --run-dir {self.run_dir}/node-h{host}\n'
+        )
+        (folder / "deadpool-run").chmod(0o700)
+        return folder
 
     # --- reading and waiting -------------------------------------------------------------------------------------
 
@@ -310,6 +329,8 @@ class Fleet:
         for agent in self.agents:
             if agent.exit_code is None:
                 agent.everything(signal.SIGCONT)
+                if self._lines:  # bash alone would leave its agent
+                    agent.everything(signal.SIGKILL)
                 agent.process.kill()
                 agent.exit_code = agent.process.wait()
             left |= wait_gone(agent.mark, 10)

@@ -1,9 +1,11 @@
 """`deadpool-run drain` of a host: its ranks move to the host in reserve, no step is repeated, and its agent leaves."""
 
+import re
 import signal
 import subprocess
 import sys
 from collections import Counter
+from pathlib import Path
 
 import pytest
 from kit.choice import often
@@ -19,9 +21,16 @@ def command(*words):
     return [sys.executable, "-m", "deadpool_run", "drain", *words]
 
 
-def started(fleet, *options):
+def lines_of(page, begin):
+    """Return the lines for bash in a page of the documentation that begin so."""
+    text = (Path(__file__).parents[2] / "docs" / page).read_text()
+    (lines,) = (block for block in re.findall(r"```bash\n(.*?)```", text, re.DOTALL) if block.startswith(begin))
+    return lines
+
+
+def started(fleet, *options, lines=""):
     """Start a job that does not end by itself; return it, and a host with ranks other than the first."""
-    job = fleet("--layout", "ddp", "--steps", "100000", "--hold", str(HELD), *STEP, options=options)
+    job = fleet("--layout", "ddp", "--steps", "100000", "--hold", str(HELD), *STEP, options=options, lines=lines)
     job.wait_until(lambda: job.account.of("held"), "rank 0 within a step")
     job.wait_whole(4, 2)
     return job, next(other for other in (2, 1, 3) if ranks_on(job, other))
@@ -99,3 +108,63 @@ def test_a_host_drains_itself(fleet):
     assert DRAINED in job.agents[host].output
     job.agents[0].process.send_signal(signal.SIGTERM)
     job.wait_exit([other for other in range(4) if other != host])
+
+
+def check_left_alone(job, host):
+    """The host's lines end with its agent's exit code, and the others train."""
+    release(job)
+    assert job.wait_exit([host]) == [0], job.told()
+    assert DRAINED in job.agents[host].output
+    job.wait_output(0, f"node h{host} has left the job")
+    job.agents[0].process.send_signal(signal.SIGTERM)
+    job.wait_exit([other for other in range(4) if other != host])
+
+
+def test_the_lines_for_a_job_array_drain_the_task_that_gets_the_signal(fleet):
+    job, host = started(fleet, lines=lines_of("slurm.md", "#SBATCH --array=0-9 --nodes=1 --requeue --signal"))
+    job.agents[host].process.send_signal(signal.SIGUSR1)  # to the shell, as Slurm does with `B:`
+    check_left_alone(job, host)
+
+
+METADATA = """
+import os, sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+class Metadata(BaseHTTPRequestHandler):
+    def do_PUT(self):
+        self.answer(200, b"secret" if self.path == "/latest/api/token" else b"")
+
+    def do_GET(self):
+        known = self.headers["X-aws-ec2-metadata-token"] == "secret"
+        noticed = os.path.exists(sys.argv[1]) and self.path == "/latest/meta-data/spot/instance-action"
+        self.answer(401 if not known else 200 if noticed else 404, b"{}")
+
+    def answer(self, code, body):
+        self.send_response(code)
+        self.end_headers()
+        self.wfile.write(body)
+
+server = HTTPServer(("169.254.169.254", 80), Metadata)
+print("listens", flush=True)
+server.serve_forever()
+"""
+"""The metadata service of a virtual machine of EC2, which has a notice once the file is there."""
+
+
+@pytest.mark.slow
+def test_the_lines_for_a_spot_instance_drain_the_machine_that_gets_a_notice(fleet, tmp_path):
+    job, host = started(fleet, lines=lines_of("several-machines.md", "notice() {"))
+    inside = ("ip", "netns", "exec", job.net.names[host])
+    subprocess.run([*inside, "ip", "addr", "add", "169.254.169.254/32", "dev", "lo"], check=True)
+    server = [*inside, sys.executable, "-c", METADATA, str(tmp_path / "notice")]
+    with subprocess.Popen(server, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as metadata:
+        try:
+            assert metadata.stdout.readline() == "listens\n"
+            assert "is not drained" not in job.agents[host].output
+            (tmp_path / "notice").touch()
+            check_left_alone(job, host)
+        finally:
+            metadata.terminate()
+            asked = metadata.communicate()[1]
+    assert "GET /latest/meta-data/spot/instance-action" in asked
+    assert " 401 " not in asked
