@@ -182,7 +182,7 @@ class State:
     """Some worker called `init()`."""
     warn_at: float | None = None
     """When to warn the user that this world is not protected yet; None if no warning is due."""
-    overdue: bool = False
+    protection_overdue: bool = False
     """This world should be protected by now, or may never be. Without meaning once it is protected."""
     entered: bool = False
     """Some worker of this world has entered its step loop."""

@@ -183,7 +183,7 @@ def _of_job(settings: Settings, state: State) -> Iterator[Deadline]:
         if at is not None:
             yield Deadline(at, meet)
     if state.phase is JobPhase.SETTING_UP and state.warn_at is not None:
-        yield Deadline(state.warn_at, restart.overdue)
+        yield Deadline(state.warn_at, restart.protection_overdue)
     if state.phase is JobPhase.STARTING:
         begin_at = placement.spares_due(settings, state)
         if len(state.nodes) < settings.nodes:

@@ -18,7 +18,7 @@ _NS_PER_MS = 1e6
 
 def summary(state: State) -> dict[str, Any]:
     """Return the coordinator's part of the status object, without the ranks."""
-    is_unprotected = state.phase is JobPhase.SETTING_UP and state.overdue
+    is_unprotected = state.phase is JobPhase.SETTING_UP and state.protection_overdue
     return {
         "phase": state.phase.value,
         "epoch": state.epoch,

@@ -91,14 +91,14 @@ def bypassed(decision: Decision, _member: Member, _event: ev.LoopBypassed) -> No
     """Warn the user, once a world, that the script trains outside the library's loop."""
     state = decision.state
     if not state.bypassed:
-        state.bypassed, state.overdue, state.warn_at = True, True, None
+        state.bypassed, state.protection_overdue, state.warn_at = True, True, None
         decision.announce(*why_unprotected(state))
 
 
-def overdue(decision: Decision) -> None:
+def protection_overdue(decision: Decision) -> None:
     """Note that the world should be protected by now. Warn the user, unless ranks are in their loop: their steps may be long."""
     state = decision.state
-    state.overdue, state.warn_at = True, None
+    state.protection_overdue, state.warn_at = True, None
     if not state.entered:
         decision.announce(*why_unprotected(state))
 
@@ -140,6 +140,6 @@ def _begin(decision: Decision, reason: str) -> None:
     state.buddies = state.former_buddies = ()
     state.parity_groups = ()
     state.warn_at = state.exposed_at = None
-    state.committed = state.overdue = state.entered = state.bypassed = False
+    state.committed = state.protection_overdue = state.entered = state.bypassed = False
     decision.next_epoch()
     decision.effects.append(do.BeginGeneration(decision.state.generation))
