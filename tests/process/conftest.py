@@ -13,7 +13,7 @@ import pytest
 from device_page import with_tables
 from kit.account import States
 from kit.cluster import Cluster
-from kit.fake_communicator import VIOLATIONS_VARIABLE
+from kit.device.fake_communicator import VIOLATIONS_VARIABLE
 
 REFERENCE_STEPS = 40
 

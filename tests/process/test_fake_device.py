@@ -6,7 +6,7 @@ anything that NCCL forbids.
 
 import pytest
 from kit.choice import often
-from kit.fake_communicator import VIOLATIONS_VARIABLE
+from kit.device.fake_communicator import VIOLATIONS_VARIABLE
 
 PLACES = {
     "forward": "at=forward,n=1",

@@ -5,7 +5,7 @@ import contextlib
 import pytest
 import torch
 import torch.distributed as dist
-from kit import fake_device
+from kit.device import fake_device
 
 from deadpool_run.worker.device import choose
 from deadpool_run.worker.transcript.transcript import Transcript

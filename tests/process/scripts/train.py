@@ -84,7 +84,7 @@ AHEAD = 4
 def fake_device():
     """Have collectives run on a device with NCCL's semantics."""
     sys.path.insert(0, str(Path(__file__).parents[2]))
-    from kit import fake_device as fake  # noqa: PLC0415 - only here
+    from kit.device import fake_device as fake  # noqa: PLC0415 - only here
 
     return fake.use()
 

@@ -1,6 +1,6 @@
 """Differences between collectives on a device and Gloo's, on the fake device, and on NCCL where there are two GPUs.
 
-tests/kit/fake_device.py names the source of each row, docs/gpu.md what each test shows.
+tests/kit/device/fake_device.py names the source of each row, docs/gpu.md what each test shows.
 """
 
 import gc

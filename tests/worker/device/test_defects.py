@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from kit.defects import DEFECTS, PLANTED
+from kit.device.defects import DEFECTS, PLANTED
 
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "gpu.md"
@@ -34,7 +34,7 @@ def test_the_page_has_the_table():
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("defect", DEFECTS, ids=lambda defect: defect.name)
 def test_a_planted_defect_makes_its_test_fail(defect):
-    command = [sys.executable, "-m", "pytest", "-n", "0", "-q", "-p", "kit.defects", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", "-n", "0", "-q", "-p", "kit.device.defects", "-p", "no:cacheprovider"]
     done = subprocess.run(
         [*command, f"{ROOT / defect.file}", "-k", defect.test],
         env=os.environ | {PLANTED: defect.name, "KIT_LIMIT_S": "30", "PYTHONPATH": str(ROOT / "tests")},

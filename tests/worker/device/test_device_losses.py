@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from device_kit import Device, reduced, run
-from kit.fake_streams import FakeEvent, FakeStream
+from kit.device.fake_streams import FakeEvent, FakeStream
 from kit.world import TIMEOUT
 from torch.utils._python_dispatch import TorchDispatchMode
 

@@ -4,8 +4,8 @@ import threading
 
 import pytest
 import torch
-from kit.fake_device import FakeDevice
-from kit.fake_streams import FakeEvent, FakeStream
+from kit.device.fake_device import FakeDevice
+from kit.device.fake_streams import FakeEvent, FakeStream
 from torch import nn
 
 from deadpool_run.worker.device import choose

@@ -38,9 +38,9 @@ import torch
 from deadpool_run.errors import ScriptError
 from deadpool_run.worker.device import choose
 from deadpool_run.worker.device.nccl import SETTINGS, Nccl
-from kit import defects, fake_ahead
-from kit.fake_communicator import VIOLATIONS_VARIABLE, FakeCommunicator
-from kit.fake_streams import FakeStream, HostStream
+from kit.device import defects, fake_ahead
+from kit.device.fake_communicator import VIOLATIONS_VARIABLE, FakeCommunicator
+from kit.device.fake_streams import FakeStream, HostStream
 
 LATENCY_S = 0.0005
 """Of each kernel of a host that runs ahead. It makes the device's part of a step longer than the host's."""
@@ -52,7 +52,7 @@ def use():
     Its modules are a library's, as torch's are: a snapshot of the script's variables has none of its communicators.
     """
     for name, module in sys.modules.items():
-        if name.partition(".")[0] == __package__:
+        if name.partition(".")[0] == "kit":
             module.__file__ = None
     defects.plant_named()
     device = choose.device_backend()

@@ -18,7 +18,7 @@ from deadpool_run.worker.codec import tensors_in
 from deadpool_run.worker.compat import c10d
 from deadpool_run.worker.groups import gloo
 from deadpool_run.worker.groups.collectives import COLLECTIVES
-from kit.fake_streams import FakeStream, HostStream
+from kit.device.fake_streams import FakeStream, HostStream
 
 VIOLATIONS_VARIABLE = "FAKE_DEVICE_VIOLATIONS"
 """A file that violations are appended to, for processes that a test cannot inspect."""

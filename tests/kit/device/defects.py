@@ -1,7 +1,7 @@
 """Defects of the code for GPUs, planted on purpose: each makes the named test fail.
 
 The variable `PLANTED` in the environment names a defect. The fake device plants it in each process that uses the device, and
-`python -m pytest -p kit.defects` in the process of the tests. Letters come from the review that found the defects.
+`python -m pytest -p kit.device.defects` in the process of the tests. Letters come from the review that found the defects.
 """
 
 import os

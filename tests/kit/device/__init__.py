@@ -1,0 +1,1 @@
+"""A fake device for collectives without a GPU, and defects that can be planted in the code for devices."""
