@@ -10,23 +10,14 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
-from functools import partial
 from typing import Any
 
 from deadpool_run.core.copies.parity_groups import Group
 from deadpool_run.ids import NodeId, Rank, Version
 from deadpool_run.vault.transfer.catalog import Shared
 from deadpool_run.vault.transfer.chunks import Hasher, SlotDigests
-from deadpool_run.vault.transfer.decode import Others
-from deadpool_run.vault.transfer.fetch import (
-    FetchTask,
-    OpenConnections,
-    check_held,
-    compute_snapshot,
-    fetch_snapshot,
-    fetch_transcript,
-    is_held,
-)
+from deadpool_run.vault.transfer.fetch import FetchTask
+from deadpool_run.vault.transfer.fetches import Done, Fetches
 from deadpool_run.vault.transfer.framing import Bucket
 from deadpool_run.vault.transfer.receiver import Served
 from deadpool_run.vault.transfer.replicas import Memory, Replicas
@@ -42,7 +33,6 @@ _CLOSE_S = 10.0
 
 OnSafe = Callable[[Rank, tuple[Version, ...], bool, int], None]
 OnRefused = Callable[[Rank, NodeId, bool], None]
-Done = Callable[[str | None], None]
 _Safe = tuple[tuple[Version, ...], bool, int]
 
 
@@ -86,11 +76,15 @@ class Replicator:
         self._links: dict[Rank, dict[Peer, ReplicationLink]] = {}
         """Of each rank that lives here and whose buddies are known."""
         self._reported: dict[Rank, _Safe] = {}
-        self._fetch_tasks: dict[Rank, FetchTask[Any]] = {}
-        self._cancelled: dict[Rank, FetchTask[Any]] = {}  # the rank's next fetch waits for the end of this one
+        self._fetches = Fetches(
+            self._shared,
+            loop,
+            call=self._call,
+            on_captured=lambda rank, version: self._local_of(rank).captured(version),
+            on_seated=self._wake,
+        )
         self._served: list[Served] = []
-        self._ending: list[ReplicationLink | FetchTask[Any]] = []
-        self._fetched = (0, 0.0)
+        self._ending: list[ReplicationLink] = []
 
     # --- buddies -------------------------------------------------------------------------------------------------
 
@@ -139,11 +133,11 @@ class Replicator:
 
     def local_ranks(self) -> set[Rank]:
         """Return the ranks that live here, or whose state is being fetched."""
-        return {*self._vault.ranks(), *self._fetch_tasks}
+        return {*self._vault.ranks(), *self._fetches.ranks()}
 
     def left(self, rank: Rank) -> None:
         """Note that the rank moved to another node: its memory here becomes a copy, which `keep` may drop."""
-        self._cancel_fetch(rank)
+        self._fetches.cancel(rank)
         held = [] if rank not in self._local else self._local.pop(rank).held()
         self._end_links(rank)
         self._shared.slot_digests.forget(rank)
@@ -163,8 +157,8 @@ class Replicator:
         """Drop all copies, because the world starts again. The caller renews the vault and sets new buddies."""
         self._floor = None
         self._local.clear()
-        for rank in list(self._fetch_tasks):
-            self._cancel_fetch(rank)
+        for rank in self._fetches.ranks():
+            self._fetches.cancel(rank)
         for rank in list(self._links):
             self._end_links(rank)
         self._shared.replicas.renew(timeline)
@@ -190,110 +184,22 @@ class Replicator:
         source, copies that were sent here are used too, in case the source is lost before it has sent more. Without such
         copies the slots stay empty, and the transcript is fetched. The descriptors are new, unless the rank lived here.
         """
-        here = source is None and self._vault.has_transcript(rank)
-        moved = not here and self._shared.replicas.move_to(self._vault, rank, left=source is None)
-        if source is not None and not moved:
-            self._seat_by_transcript(rank, source, done)
-            return
-        if (task := self._cancel_fetch(rank)) is not None:
-            self._cancelled[rank] = task  # the rank's next one waits for its end
-        if moved:
-            here = True
-            for held in self._vault.held(rank):
-                self._local_of(rank).captured(held.version)
-        why = None if here else f"this node holds no snapshot and transcript of rank {rank}"
-        self._loop.call_soon(self._seated, rank, done, why)
+        self._fetches.seat(rank, source, done)
 
     def fetch(self, rank: Rank, version: Version, source: Peer, done: Done) -> None:
         """Fetch this version into the rank's slots here, which then hold nothing else; call `done` as `seat` does."""
-        stream_pool = self._shared.connections_to(source)
-        act = partial(fetch_snapshot, self._shared, rank, version, self._shared.timeline.number, stream_pool)
-        self._fill(rank, version, done, source=source, connections=stream_pool, act=act)
+        self._fetches.fetch(rank, version, source, done)
 
     def compute(self, rank: Rank, version: Version, done: Done) -> None:
         """Have this version in the rank's slots here, and call `done` as `seat` does; compute it if only a parity here has it.
 
         A fetch of an earlier order ends first: its thread may still write to a slot that the worker is about to use.
         """
-        others, act = Others(self._shared), partial(check_held, self._vault, rank, version)
-        if not is_held(self._vault, rank, version) and version in self._shared.replicas.parities.versions(rank):
-            act = partial(compute_snapshot, self._shared, rank, version, self._shared.timeline.number, others)
-        elif (task := self._fetch_tasks.get(rank) or self._cancelled.get(rank)) is None or not task.thread.is_alive():
-            done(None)
-            return
-        self._fill(rank, version, done, source=self._shared.here, connections=others, act=act)
-
-    def _fill(  # noqa: PLR0913 - what is filled, from where and how
-        self,
-        rank: Rank,
-        version: Version,
-        done: Done,
-        *,
-        source: Peer,
-        connections: OpenConnections,
-        act: Callable[[], int],
-    ) -> None:
-        began = time.monotonic()
-
-        def end(nbytes: int | None, failure: str | None) -> None:
-            if nbytes is not None and failure is None and self._fetch_tasks.get(rank) is fetch_task:
-                self._fetched = (nbytes, time.monotonic() - began) if nbytes else self._fetched
-                self._local_of(rank).captured(version)
-            self._seated(rank, done, failure)
-
-        fetch_task = self._fetch_tasks[rank] = FetchTask(
-            name=f"fetch-{rank}",
-            peer=source,
-            connections=connections,
-            act=act,
-            on_end=partial(self._call, end),
-            after=self._cancel_fetch(rank),
-        )
+        self._fetches.compute(rank, version, done)
 
     def fetch_transcript(self, rank: Rank, source: Peer, done: Callable[[Memory | None, str | None], None]) -> None:
         """Fetch the transcript of a rank that is not to live here; call `done` with memory that it owns, or with the error."""
-        self._end_later(self._transcript_task(rank, source, done, after=None))
-
-    def _transcript_task(
-        self, rank: Rank, source: Peer, done: Callable[[Memory | None, str | None], None], after: FetchTask[Any] | None
-    ) -> FetchTask[Memory]:
-        def on_end(memory: Memory | None, failure: str | None) -> None:
-            if not self._call(done, memory, failure) and memory is not None:
-                memory.close()
-
-        stream_pool = self._shared.connections_to(source)
-        return FetchTask(
-            name=f"transcript-{rank}",
-            peer=source,
-            connections=stream_pool,
-            act=partial(fetch_transcript, self._shared, rank, self._shared.timeline.number, stream_pool),
-            on_end=on_end,
-            after=after,
-        )
-
-    def _seat_by_transcript(self, rank: Rank, source: Peer, done: Done) -> None:
-        def end(memory: Memory | None, failure: str | None) -> None:
-            if memory is not None and self._fetch_tasks.get(rank) is fetch_task:
-                self._vault.put(rank, (), memory.give())
-                self._shared.replicas.drop(rank)
-            elif memory is not None:
-                memory.close()
-                failure = failure or "the fetch was cancelled"
-            self._seated(rank, done, failure)
-
-        fetch_task = self._fetch_tasks[rank] = self._transcript_task(rank, source, end, self._cancel_fetch(rank))
-
-    def _cancel_fetch(self, rank: Rank) -> FetchTask[Any] | None:
-        """Stop the rank's fetch; return what the rank's next one has to wait for."""
-        fetch_task = self._fetch_tasks.pop(rank, None)
-        if fetch_task is not None:
-            self._end(fetch_task)
-        return fetch_task or self._cancelled.pop(rank, None)
-
-    def _seated(self, rank: Rank, done: Done, failure: str | None) -> None:
-        if failure is None:
-            self._wake(rank)
-        done(failure)
+        self._fetches.fetch_transcript(rank, source, done)
 
     # --- connections, status, close ------------------------------------------------------------------------------
 
@@ -320,7 +226,7 @@ class Replicator:
 
     def traffic(self) -> Traffic:
         """Return what was copied between this node and others, and how fast."""
-        return self._shared.traffic(*self._fetched)
+        return self._shared.traffic(*self._fetches.last)
 
     def close(self) -> None:
         """End every thread and free all memory except the vault's. Blocks a short time; nothing is reported afterwards."""
@@ -328,7 +234,7 @@ class Replicator:
         self._shared.striped_receives.close()
         running: list[ReplicationLink | FetchTask[Any] | Served] = [
             *self._ending,
-            *self._fetch_tasks.values(),
+            *self._fetches.tasks(),
             *self._served,
             *(link for links in self._links.values() for link in links.values()),
         ]
@@ -391,10 +297,7 @@ class Replicator:
         for link in self._links.pop(rank, {}).values():
             self._end(link)
 
-    def _end(self, each: ReplicationLink | FetchTask[Any]) -> None:
-        each.stop()
-        self._end_later(each)
-
-    def _end_later(self, each: ReplicationLink | FetchTask[Any]) -> None:
-        """Have `close` wait for a thread that ends by itself."""
-        self._ending = [*(other for other in self._ending if other.thread.is_alive()), each]
+    def _end(self, link: ReplicationLink) -> None:
+        """Stop a link. `close` waits for its thread, which ends by itself."""
+        link.stop()
+        self._ending = [*(other for other in self._ending if other.thread.is_alive()), link]
