@@ -13,6 +13,7 @@ from deadpool_run.agent.checkpoint.checkpointer import Checkpointers
 from deadpool_run.agent.checkpoint.participant import CheckpointParticipant
 from deadpool_run.agent.console import tell
 from deadpool_run.agent.node.assignment import Assignment, worker_environment
+from deadpool_run.agent.node.copies import AwaitedCopies
 from deadpool_run.agent.node.gpus import GpuWatch
 from deadpool_run.agent.node.inventory import Inventory
 from deadpool_run.agent.node.rehearsals import Rehearsals
@@ -47,9 +48,6 @@ from deadpool_run.wire import messages, peers
 from deadpool_run.wire.checkpoints import DEFAULT_DURABLE_TIMEOUT_S
 from deadpool_run.wire.peers import Buddies, Committed, Fact, NodeReport, Peer, Safe, Traffic, World
 from deadpool_run.wire.stores import CallersIdentified, IdentifyCallers
-
-_WITHOUT_COPY_S = 5.0
-"""How long the end of a rank's loop waits for its last copy while the node that should have it has no memory."""
 
 
 class Above(Protocol):
@@ -88,10 +86,11 @@ class LocalNode:
         """Whether the workers are stopped, since no leader is heard of."""
         self._inventory = Inventory()
         self._rehearsals = Rehearsals(vault, self._submit)
-        self._safe: dict[Rank, Safe] = {}
+        self._awaited = AwaitedCopies(
+            self._report, lambda rank: self.copies is not None and self.copies.is_refused(rank)
+        )
         self._buddies = 0
         """The number of the last `Buddies`."""
-        self._finished: dict[Rank, LoopFinished] = {}
         self.workforce = Workforce(forkserver, self._submit, vault.captured, self._captured, output.show_traceback)
         timeout_s = DEFAULT_DURABLE_TIMEOUT_S if spec.durable is None else spec.durable.timeout_s
         self.checkpointers = Checkpointers(forkserver, vault, timeout_s)
@@ -182,10 +181,8 @@ class LocalNode:
         self._output.begin(generation)
 
     def _begin_timeline(self, timeline: int) -> None:
-        """Begin a timeline: what was safe in the last one does not count."""
         self.timeline = timeline
-        self._safe.clear()
-        self._finished.clear()
+        self._awaited.begin()
 
     def _seat(self, order: do.AssignRank, capture_interval: int, source: Peer | None) -> None:
         """Assign the rank, once the transcript for a replacement's rehearsal is here."""
@@ -344,29 +341,14 @@ class LocalNode:
         """Report what other nodes hold of a rank that lives here."""
         if timeline != self.timeline:
             return
-        safe = self._safe[rank] = Safe(timeline, rank, versions, transcript, self._buddies)
+        safe = Safe(timeline, rank, versions, transcript, self._buddies)
         self._report(safe)
-        waiting = self._finished.get(rank)
-        if waiting is not None and waiting.version in versions:
-            del self._finished[rank]
-            self._report(Fact(waiting))
+        self._awaited.replicated(rank, safe)
 
     def refused(self, rank: Rank, node: NodeId, has_no_memory: bool) -> None:
         """Report that a node has no memory for copies of a rank that lives here, or has memory again."""
         self._submit(CopyRefused(node, rank) if has_no_memory else RefusedCopyTaken(node, rank))
-        self._limit_wait(rank)
-
-    def _limit_wait(self, rank: Rank) -> None:
-        """Bound the wait for the copy of a rank whose loop has ended: its buddy may never have memory."""
-        waiting = self._finished.get(rank)
-        if waiting is not None and self.copies is not None and self.copies.is_refused(rank):
-            asyncio.get_running_loop().call_later(_WITHOUT_COPY_S, self._do_without_copy, rank, waiting)
-
-    def _do_without_copy(self, rank: Rank, waiting: LoopFinished) -> None:
-        """Report the end of the rank's loop, unless another node has been chosen for the copy meanwhile."""
-        if self._finished.get(rank) is waiting and self.copies is not None and self.copies.is_refused(rank):
-            del self._finished[rank]
-            self._report(Fact(waiting))
+        self._awaited.limit_wait(rank)
 
     def _gpu_failed(self, local_rank: int, reason: str) -> None:
         self._submit(DeviceFailed(self.here.node, local_rank, reason))
@@ -390,10 +372,7 @@ class LocalNode:
                 case TranscriptCompleted(worker) if (rank := self.workforce.rank(worker)) is not None:
                     self.copies.transcript_completed(rank)
                 case LoopFinished(worker, version) if (rank := self.workforce.rank(worker)) is not None:
-                    safe = self._safe.get(rank)
                     was_skipped = self.vault.status_page.rank_entries[rank].skipped == version  # for lack of memory
-                    if not was_skipped and (safe is None or version not in safe.versions):
-                        self._finished[rank] = event
-                        self._limit_wait(rank)
+                    if not was_skipped and self._awaited.must_wait(rank, event):
                         return
         self._report(Fact(event))
