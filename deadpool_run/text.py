@@ -56,6 +56,24 @@ def age(since: object, now: datetime) -> str:
     return span(max(0, seconds))
 
 
+def time_of_day(at: object, now: datetime) -> str:
+    """Return a local time from an ISO-8601 text, such as `04:05:06`, or `02-03 04:05` on another day; `-` without one."""
+    found = moment(at)
+    if found is None:
+        return "-"
+    local = found.astimezone()
+    return local.strftime("%H:%M:%S" if local.date() == now.astimezone().date() else "%m-%d %H:%M")
+
+
+def moment(text: object) -> datetime | None:
+    """Return the time of an ISO-8601 text with a time zone; None if it is no such text."""
+    try:
+        found = datetime.fromisoformat(str(text))
+    except ValueError:
+        return None
+    return None if found.tzinfo is None else found
+
+
 def span(seconds: float) -> str:
     """Return a time in seconds as `42s`, `5m03s`, `2h07m` or `3d4h`."""
     minutes, left = divmod(int(seconds), 60)

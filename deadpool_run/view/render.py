@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from deadpool_run.core.effects import PHASES
-from deadpool_run.text import age, counted, printable, span
+from deadpool_run.text import age, counted, printable, span, time_of_day
 from deadpool_run.vault.status_page import DeviceLibrary
 from deadpool_run.view import capture_limit, nodes
 from deadpool_run.view.collectives import described
@@ -61,7 +61,7 @@ def to_rich(status: Status, now: datetime, width: int, per_s: float | None = Non
         parts += [Text(), nodes.nodes_table(status, width)]
     parts += [Text(), _ranks(status, width), Text(), spares_line(status)]
     if status.get("incidents"):
-        parts += [Text(), _incidents(status, width)]
+        parts += [Text(), _incidents(status, now, width)]
     return Group(*parts)
 
 
@@ -219,7 +219,7 @@ def _spare(spare: Status, *, several: bool) -> str:
     return f"worker {shown(spare.get('worker'))} ({where}pid {shown(spare.get('pid'))}) {doing}"
 
 
-def _incidents(status: Status, width: int) -> Group:
+def _incidents(status: Status, now: datetime, width: int) -> Group:
     several = nodes.has_several(status)
     times = {name: name.replace("_", " ") for name in PHASES} | ({"exposed": "copies"} if several else {})
     left = ("lost or moved", "replaced by")
@@ -229,6 +229,7 @@ def _incidents(status: Status, width: int) -> Group:
         rows.append(
             (
                 shown(incident.get("epoch")),
+                time_of_day(incident.get("ended"), now),
                 "\n".join(_lost(loss, planned=planned) for loss in losses),
                 "\n".join(
                     f"{'spare' if loss.get('from_spare') else 'fresh'} worker {shown(loss.get('replacement'))}"
@@ -239,8 +240,8 @@ def _incidents(status: Status, width: int) -> Group:
                 *(_milliseconds(incident.get(f"{name}_s")) for name in times),
             )
         )
-    columns = ("epoch", *left, "step", "repeated", *times.values())
-    can_go = [name for name in times.values() if name != "first step"]
+    columns = ("epoch", "ended", *left, "step", "repeated", *times.values())
+    can_go = [*(name for name in times.values() if name != "first step"), "epoch"]
     found = fitted(columns, rows, left=left, width=width, can_go=can_go, wraps={"lost or moved": 26})
     notes = "detected: after an injected fault" + ("; copies: until they were complete again" if several else "")
     return Group(Text(f"last repairs and moves, in ms after the loss was detected ({notes}):"), found)

@@ -134,7 +134,7 @@ def test_a_planned_move_is_told_from_a_loss():
     text = to_plain(status(incidents=[INCIDENT, moved()]), NOW)
     lost, drained = (line for line in text.splitlines() if "rank 1 (worker 1)" in line)
     assert "was killed by SIGKILL, injected  spare worker 2" in lost
-    assert " ".join(drained.split()).startswith("2 rank 1 (worker 1) moved by drain spare worker 2 ")
+    assert " ".join(drained.split()).startswith("2 - rank 1 (worker 1) moved by drain spare worker 2 ")
     assert "LOST OR MOVED" in text
     with_a_loss = to_plain(status(incidents=[moved(losses=[*INCIDENT["losses"], *moved()["losses"]])]), NOW)
     assert "rank 1 (worker 1) was drained" in with_a_loss
@@ -144,14 +144,21 @@ def test_a_planned_move_is_told_from_a_loss():
     assert "  1 repair, 1 planned move: 0.7 s lost, " in both
 
 
+def test_a_repair_has_its_time_of_day():
+    ended = NOW - timedelta(minutes=3)
+    text = to_plain(status(incidents=[INCIDENT, {**INCIDENT, "epoch": 3, "ended": ended.isoformat()}]), NOW)
+    rows = [line.split() for line in text.splitlines() if "SIGKILL" in line]
+    assert [row[:2] for row in rows] == [["2", "-"], ["3", ended.astimezone().strftime("%H:%M:%S")]]
+
+
 @pytest.mark.parametrize("width", [80, 100, 200])
 def test_tables_fit_into_the_width_of_a_terminal(width):
     shown = several(incidents=[INCIDENT, moved()], total_steps=2400)
     lines = to_plain(shown, NOW, width).splitlines()
     assert max(map(len, lines)) <= width
     assert not [line for line in lines if "…" in line]
-    heads = [line.split() for line in lines if line.startswith(("RANK", "NODE", "EPOCH"))]
-    assert [head[0] for head in heads] == ["NODE", "RANK", "EPOCH"]
+    heads = [line.split() for line in lines if line.startswith(("RANK", "NODE", "EPOCH", "ENDED"))]
+    assert [head[0] for head in heads] == ["NODE", "RANK", "ENDED" if width == 80 else "EPOCH"]
     assert ("SENT" in heads[0], "ABORTED" in heads[2]) == (width >= 100, width == 200)
     assert "FIRST" in heads[2]
 

@@ -336,8 +336,9 @@ class Leader:
         """Return what viewers see."""
         output, now, page = self._output, self.server.now(), self.node.vault.status_page
         lines = {"console": output.console.dropped, "logs": output.dropped, "journal": self._journal.dropped}
-        parts, durable, cost = self._record.parts, self.durable.report(), self._observers.cost()
-        return status_object(self.state, page, parts, durable, self._nodes(), dropped=lines, now=now) | {"cost": cost}
+        parts, durable = self._record.parts, self.durable.report()
+        status = status_object(self.state, page, parts, durable, self._nodes(), dropped=lines, now=now)
+        return self._observers.seen_by_viewers(status)
 
     def _nodes(self) -> NodeReports | None:
         if self.followers is None:

@@ -2,7 +2,8 @@
 
 import asyncio
 import os
-from typing import Protocol
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 from deadpool_run.agent.chaos.runner import Chaos, verdict_line
 from deadpool_run.agent.console import tell
@@ -78,20 +79,18 @@ class Observers:
         """Print once that the job is protected."""
         self._log.protected(self._page())
 
-    def cost(self) -> dict[str, float]:
-        """Return what repairs have cost, for viewers."""
-        return self._log.summary()
+    def seen_by_viewers(self, status: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the status object with what is known of repairs here."""
+        return self._log.seen_by_viewers(status)
 
     def ended(self, exit_code: int, reason: str) -> None:
         """Print how the run ended."""
         state = self._job.server.state
         self._log.ended(exit_code, self._page(), managed=state.managed)
         if self._chaos is not None:
-            verdict = self._chaos.verdict(exit_code, state.generation)
-            line = verdict_line(verdict, self.cost(), reason)
-            tell(
-                line, event="chaos_verdict", level="info" if verdict["survived"] else "error", **verdict, **self.cost()
-            )
+            verdict, cost = self._chaos.verdict(exit_code, state.generation), self._log.summary()
+            line, level = verdict_line(verdict, cost, reason), "info" if verdict["survived"] else "error"
+            tell(line, event="chaos_verdict", level=level, **verdict, **cost)
 
     def _page(self) -> StatusPage:
         return self._job.node.vault.status_page

@@ -4,9 +4,11 @@ Without --verbose a repair is one line when the loss is known, and one when it i
 """
 
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from typing import assert_never
+from datetime import UTC, datetime
+from typing import Any, assert_never
 
 from deadpool_run.agent.console import announcement, report_request, tell
 from deadpool_run.agent.records.incident_line import incident_fields, incident_line, short_line, total_s
@@ -16,6 +18,7 @@ from deadpool_run.coordinator.address import JOURNAL_NAME
 from deadpool_run.core.effects import Announce, Incident, ReportIncident
 from deadpool_run.text import counted, span
 from deadpool_run.vault.status_page import StatusPage
+from deadpool_run.view.job_status import INCIDENTS_SHOWN
 
 _PERCENT = 100.0
 
@@ -59,6 +62,8 @@ class UserLog:
         self._spec, self._output = spec, output
         self._clock, self._began_at = clock, clock()
         self.cost = Cost()
+        self._ended: deque[tuple[int, str]] = deque(maxlen=INCIDENTS_SHOWN)
+        """The epochs of the last repairs, and the times of day at which they ended."""
         self._was_protected = was_led
         if not was_led:
             settings = spec.settings
@@ -79,6 +84,12 @@ class UserLog:
         """Return what repairs have cost, for viewers."""
         return {**asdict(self.cost), "goodput": self.cost.goodput(self.up_s)}
 
+    def seen_by_viewers(self, status: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the status object with the cost of repairs, and the time of day at which each of the last ones ended."""
+        ended = dict(self._ended)
+        incidents = [{**incident, "ended": ended.get(incident["epoch"])} for incident in status["incidents"]]
+        return {**status, "incidents": incidents, "cost": self.summary()}
+
     def report(self, order: Announce | ReportIncident, status_page: StatusPage) -> None:
         """Print a decision or a repair, and count what the repair cost."""
         match order:
@@ -86,6 +97,7 @@ class UserLog:
                 self._announce(order)
             case ReportIncident(incident):
                 self.cost.add(incident, status_page.step_s())
+                self._ended.append((incident.epoch, datetime.now(UTC).isoformat(timespec="milliseconds")))
                 line = incident_line(incident) if self._spec.verbose else short_line(incident)
                 tell(line, event="recovered", incident_id=incident.epoch, **incident_fields(incident))
             case _:

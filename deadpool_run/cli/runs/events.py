@@ -1,6 +1,7 @@
 """The journal of a run as lines for people. Pure, except for finding its files."""
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,8 @@ _EVENTS: Mapping[str, str] = {
 """Texts of events. Other events are not shown."""
 FAULTS = frozenset({"KillRequested", "SlowRequested", "AgentKillRequested"})
 """Events that inject a fault."""
+_NOTABLE_EVENTS = FAULTS | {"NodeJoined", "NodeLost", "NodesLost", "CoordinatorMoved"}
+_NOTABLE_EFFECTS = frozenset({"Announce", "ReportIncident", "BeginGeneration", "StopJob"})
 _EFFECTS: Mapping[str, str] = {
     "AssignRank": "worker {worker} takes rank {rank} in epoch {epoch}",
     "ReEnter": "worker {worker} runs its script again",
@@ -43,6 +46,14 @@ _EFFECTS: Mapping[str, str] = {
     "SetCaptureInterval": "worker {worker} takes a snapshot every {interval} steps",
     "StopJob": "the job ended with exit code {exit_code}: {reason}",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """An event or decision in words. `at` is None if its time is not known."""
+
+    at: datetime | None
+    text: str
 
 
 def journals_of(run_dir: Path) -> list[Path]:
@@ -111,6 +122,15 @@ def texts(entry: Mapping[str, Any]) -> Iterator[str]:
         yield _filled(_EVENTS[event["type"]], event)
     for effect in entry.get("effects") or ():
         yield from _effect_texts(effect)
+
+
+def notable(entry: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the lines for the parts of an entry that the launcher's log has, too: no snapshots, no details of a repair."""
+    if "dropped" in entry:
+        return
+    event, effects = entry.get("event") or {}, entry.get("effects") or ()
+    kept = [each for each in effects if each.get("type") in _NOTABLE_EFFECTS and not each.get("detail")]
+    yield from texts({"event": event if event.get("type") in _NOTABLE_EVENTS else None, "effects": kept})
 
 
 def fault_text(event: Mapping[str, Any]) -> str:

@@ -11,15 +11,16 @@ from rich.text import Text
 
 from deadpool_run.agent.chaos.victims import REPAIRED_IN, UNREPAIRED
 from deadpool_run.agent.records.incident_line import short_line
+from deadpool_run.cli.runs.events import Event
 from deadpool_run.cli.screen.state import Kill, Pane, RankOrder, ScreenState
 from deadpool_run.core.effects import Incident
-from deadpool_run.text import printable
+from deadpool_run.text import moment, printable, time_of_day
 from deadpool_run.view import nodes
-from deadpool_run.view.health import Status
 from deadpool_run.view.render import CAN_GO, LEFT_COLUMNS, header, is_calm, rank_cells, rank_columns, spares_line
 
 _GAP = "  "
-_REPAIRS_SHOWN = 3
+_EVENTS_SHOWN, _EVENTS_OF_TALL, _TALL = 3, 8, 30
+"""Lines of events, and those on a screen with more lines than `_TALL`."""
 _LEAST_ROWS = 5
 """Rows of ranks that the other parts leave room for."""
 _PERCENT = 100
@@ -70,7 +71,7 @@ def screen_lines(state: ScreenState, now: datetime, size: ScreenSize, log: LogLi
         case Pane.LOG:
             body = paint([_one_line(Text(line)) for line in log(state.selected, room)], room)
         case Pane.RANKS:
-            body = _ranks(state, room, paint)
+            body = _ranks(state, now, room, paint)
     body += [""] * (room - len(body))
     return [*top, *body[: max(0, room)], *paint([_footer(state, columns)], 1)][:lines]
 
@@ -114,10 +115,11 @@ def _one_line(text: Text, overflow: OverflowMethod = "ellipsis") -> Text:
     return text
 
 
-def _ranks(state: ScreenState, room: int, paint: _Painter) -> list[str]:
+def _ranks(state: ScreenState, now: datetime, room: int, paint: _Painter) -> list[str]:
     """Return the table of ranks, and below it what there is room for."""
     status = state.status
-    below = [_one_line(spares_line(status)), *(_one_line(line) for line in _repairs(status))]
+    events = _events(state, now)[: _EVENTS_OF_TALL if room > _TALL else _EVENTS_SHOWN]
+    below = [_one_line(line) for line in (spares_line(status), *events)]
     table = paint([nodes.nodes_table(status, paint.columns)], room) if nodes.has_several(status) else []
     spare_room = room - 2 - _LEAST_ROWS
     above = ["", *table] if table and len(table) + 1 + len(below) <= spare_room // 2 else []
@@ -156,16 +158,20 @@ def _row(cells: Sequence[str], columns: Sequence[str], layout: Mapping[str, int]
     )
 
 
-def _repairs(status: Status) -> list[Text]:
-    """Return a line for each of the last repairs, the newest first."""
-    found = []
-    for told in reversed(status.get("incidents", ())[-_REPAIRS_SHOWN:]):
+def _events(state: ScreenState, now: datetime) -> list[Text]:
+    """Return a line for each of the last events, the newest first. Repairs are among them, also without records."""
+    events = [*state.events]
+    known = {event.text for event in events}
+    for told in state.status.get("incidents", ()):
         try:
-            incident = msgspec.convert(told, Incident)
+            incident = msgspec.convert({name: told[name] for name in told if name != "ended"}, Incident)
         except msgspec.ValidationError:
             continue  # of a run of another version
-        found.append(Text(printable(short_line(incident))))
-    return found
+        if (line := printable(short_line(incident))) not in known:
+            events.append(Event(moment(told.get("ended")), line))
+    # Those without a time are of an earlier leader.
+    events.sort(key=lambda event: (event.at is not None, event.at))
+    return [Text(f"{time_of_day(event.at, now).ljust(8)}  {event.text}") for event in reversed(events)]
 
 
 def _help() -> list[Text]:

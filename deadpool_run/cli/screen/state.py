@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 from typing import Any
 
+from deadpool_run.cli.runs.events import Event
 from deadpool_run.cli.screen.keys import ESCAPE
 from deadpool_run.view import nodes
 from deadpool_run.view.health import Status
@@ -67,6 +68,8 @@ class ScreenState:
     """The answer to the last key, until the next one."""
     pace: Pace = field(default_factory=Pace)
     """Takes each status with its time, from the viewer."""
+    events: Sequence[Event] = ()
+    """The last events that this machine has records of."""
     _typed: str = ""
     _waits: dict[int, float] = field(default_factory=dict)
 

@@ -14,6 +14,7 @@ from deadpool_run.cli.screen.feed import StatusFeed
 from deadpool_run.cli.screen.keys import KeyReader
 from deadpool_run.cli.screen.page import ScreenSize, screen_lines
 from deadpool_run.cli.screen.rank_log import log_lines
+from deadpool_run.cli.screen.records import RunRecords
 from deadpool_run.cli.screen.state import Kill, Quit, ScreenState
 from deadpool_run.cli.screen.terminal import ENDING, Terminal, TerminalGoneError
 from deadpool_run.cli.screen.watch import EVERY_S
@@ -30,8 +31,12 @@ _ESCAPE_S = 0.05
 def show_screen(run: ControlClient, console: Console, keyboard: int) -> int:
     """Show the run, and return the exit code for its last health. Ends as SIGTERM or SIGHUP ask for, if one comes."""
     first = run.ask({"do": "status"})
-    viewer = _Viewer(run, first, console)
-    with StatusFeed(run, EVERY_S) as feed, Terminal(keyboard, console.file.fileno()) as terminal:
+    with (
+        StatusFeed(run, EVERY_S) as feed,
+        RunRecords(run.run_dir) as records,
+        Terminal(keyboard, console.file.fileno()) as terminal,
+    ):
+        viewer = _Viewer(run, first, console, records)
         ended_by = viewer.show(feed, terminal)
     if ended_by is not None:
         signal.signal(ended_by, signal.SIG_DFL)
@@ -46,10 +51,10 @@ def show_screen(run: ControlClient, console: Console, keyboard: int) -> int:
 class _Viewer:
     """One view of one run."""
 
-    def __init__(self, run: ControlClient, first: Status, console: Console) -> None:
+    def __init__(self, run: ControlClient, first: Status, console: Console, records: RunRecords) -> None:
         self.state = ScreenState(first)
         self.run_ended = False
-        self._run, self._console = run, console
+        self._run, self._console, self._records = run, console, records
         self._keys = KeyReader()
 
     def show(self, feed: StatusFeed, terminal: Terminal) -> signal.Signals | None:
@@ -85,6 +90,8 @@ class _Viewer:
         self.run_ended = feed.ended
         if (status := feed.take()) is not None:
             self.state.note(status)
+            recorded = self._records.of(status)
+            self.state.events, self.state.pace.recorded = recorded.events, recorded.steps_per_s
             self.state.pace.note(completed(status), time.monotonic())
 
     def _press(self, key: str, terminal: Terminal) -> bool:

@@ -11,30 +11,39 @@ from rich.live import Live
 from rich.text import Text
 
 from deadpool_run.cli.runs.client import ControlClient
+from deadpool_run.cli.screen.records import RunRecords
 from deadpool_run.view.health import EXIT_CODES, health
 from deadpool_run.view.pace import Pace, completed
 from deadpool_run.view.render import PLAIN_WIDTH, to_json, to_plain, to_rich
 
 EVERY_S = 1.0
+_RECORDS_S = 0.5
+"""Time limit for the disk with the run's records."""
 _USUAL_WIDTH = 80
 """For a terminal that does not know its own."""
 
 
 def show_once(run: ControlClient, *, as_json: bool) -> int:
     """Write one status to stdout, and return the exit code for the run's health."""
-    status = run.ask({"do": "status"})
-    sys.stdout.write(_text(status, Pace(), as_json=as_json))
+    status, pace = run.ask({"do": "status"}), Pace()
+    if not as_json:
+        with RunRecords(run.run_dir) as records:
+            records.wait(_RECORDS_S)
+            pace.recorded = records.of(status).steps_per_s
+    sys.stdout.write(_text(status, pace, as_json=as_json))
     return EXIT_CODES[health(status)]
 
 
 def follow(run: ControlClient, *, as_json: bool) -> int:
     """Write each status to stdout until the run ends."""
     code, pace = 0, Pace()
-    for status in run.watch(EVERY_S):
-        pace.note(completed(status), time.monotonic())
-        sys.stdout.write(_text(status, pace, as_json=as_json) + ("" if as_json else "\n"))
-        sys.stdout.flush()
-        code = EXIT_CODES[health(status)]
+    with RunRecords(run.run_dir) as records:
+        for status in run.watch(EVERY_S):
+            pace.recorded = records.of(status).steps_per_s
+            pace.note(completed(status), time.monotonic())
+            sys.stdout.write(_text(status, pace, as_json=as_json) + ("" if as_json else "\n"))
+            sys.stdout.flush()
+            code = EXIT_CODES[health(status)]
     return code
 
 

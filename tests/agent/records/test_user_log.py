@@ -1,6 +1,8 @@
 """The launcher's lines about a run, as the console gets them."""
 
 import os
+from datetime import UTC, datetime
+from unittest.mock import ANY
 
 import pytest
 from msgspec.structs import replace
@@ -130,6 +132,18 @@ def test_a_planned_move_costs_its_time_and_is_no_repair():
     planned = tuple(replace(loss, planned=True) for loss in INCIDENT.losses)
     cost.add(replace(INCIDENT, losses=planned, detected_s=None, first_step_s=1.0), 0.5)
     assert (cost.repairs, cost.moves, cost.steps_repeated, cost.lost_s) == (0, 1, 0, 1.0)
+
+
+def test_viewers_get_the_time_of_day_of_the_last_repairs(log, page):
+    lines, before = log(), datetime.now(UTC).replace(microsecond=0)
+    for epoch in range(2, 10):
+        lines.report(ReportIncident(replace(INCIDENT, epoch=epoch)), page)
+    incidents = [{"epoch": epoch} for epoch in (1, 5, 9)]
+    first, *later = lines.seen_by_viewers({"phase": "running", "incidents": incidents})["incidents"]
+    assert first == {"epoch": 1, "ended": None}, "of an earlier leader"
+    assert [each["epoch"] for each in later] == [5, 9]
+    assert all(before <= datetime.fromisoformat(each["ended"]) <= datetime.now(UTC) for each in later)
+    assert lines.seen_by_viewers({"incidents": []})["cost"] == {**lines.summary(), "goodput": ANY}
 
 
 def test_the_end_names_planned_moves(log, page, capfd):
