@@ -1,5 +1,7 @@
 """The state of the live status: order, selected rank, scrolling, and what each key does to them. Pure."""
 
+import re
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
@@ -14,6 +16,9 @@ from deadpool_run.view.render import is_calm
 
 _RECENT = 0.9
 """The weight of the past in a rank's share of waiting, for each new look."""
+_WAITS_LESS = 0.5
+"""A rank that waits by this part less than the middle one holds the others up."""
+_NUMBER = re.compile(r"([0-9]+)")
 
 
 class RankOrder(StrEnum):
@@ -21,7 +26,7 @@ class RankOrder(StrEnum):
 
     RANK = "rank"
     SLOWEST = "slowest first"
-    NODE = "node"
+    NODE = "node, outliers first"
 
 
 class Pane(Enum):
@@ -51,6 +56,11 @@ class Kill:
 Action = Quit | Kill
 
 
+def first_order(status: Status) -> RankOrder:
+    """Return the order in which a view begins: by node if there are several."""
+    return RankOrder.NODE if nodes.has_several(status) else RankOrder.RANK
+
+
 @dataclass(slots=True)
 class ScreenState:
     """The selected rank, the order and the view of one user. The selection keeps its rank in a new order or status."""
@@ -71,6 +81,7 @@ class ScreenState:
     events: Sequence[Event] = ()
     """The last events that this machine has records of."""
     _typed: str = ""
+    _has_selected: bool = False
     _waits: dict[int, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -98,7 +109,7 @@ class ScreenState:
         by_order: dict[RankOrder, Callable[[Mapping[str, Any]], Any]] = {
             RankOrder.RANK: lambda rank: rank["rank"],
             RankOrder.SLOWEST: self._slowness,
-            RankOrder.NODE: lambda rank: (str(rank.get("node")), rank["rank"]),
+            RankOrder.NODE: self._by_node(),
         }
         return sorted(self.status.get("ranks", ()), key=by_order[self.order])
 
@@ -107,10 +118,35 @@ class ScreenState:
         number = int(rank["rank"])
         return is_calm(rank), rank.get("step") or 0, round(self.waits(number), 1), -(rank.get("step_ms") or 0.0), number
 
+    def _by_node(self) -> Callable[[Mapping[str, Any]], Any]:
+        """Return the sort key by node: nodes with outliers first, and in each node its outliers.
+
+        Outliers are ranks that do not train, then those that are behind, then those that wait less. Ranks that are alike keep their places from look to look, so steps that differ by one and step times do not count.
+        """
+        ranks = self.status.get("ranks", ())
+        middle = statistics.median_low([rank.get("step") or 0 for rank in ranks]) if ranks else 0
+        least_waits = statistics.median(self._waits.values()) * _WAITS_LESS if self._waits else 0.0
+
+        def normality(rank: Mapping[str, Any]) -> int:
+            signs = (not is_calm(rank), (rank.get("step") or 0) < middle - 1, self.waits(rank["rank"]) < least_waits)
+            return signs.index(True) if any(signs) else len(signs)
+
+        normal = {rank["rank"]: normality(rank) for rank in ranks}
+        of_nodes: dict[str, int] = {}
+        for rank in ranks:
+            node, found = str(rank.get("node")), normal[rank["rank"]]
+            of_nodes[node] = min(found, of_nodes.get(node, found))
+        places = {node: (found, _numbered(node)) for node, found in of_nodes.items()}
+
+        def key(rank: Mapping[str, Any]) -> tuple[Any, ...]:
+            return places[str(rank.get("node"))], normal[rank["rank"]], rank["rank"]
+
+        return key
+
     def scroll(self, rows: Sequence[Mapping[str, Any]], page: int) -> None:
-        """Move the shown part of the rows so that the selected one is in it."""
+        """Move the shown part of the rows so that the selected one is in it; the first ones until the user has selected one."""
         self.page = max(1, page)
-        at = self._at(rows)
+        at = self._at(rows) if self._has_selected else 0
         self.top = max(0, min(self.top, at, len(rows) - self.page))
         self.top = max(self.top, at - self.page + 1)
 
@@ -150,7 +186,7 @@ class ScreenState:
     def _type(self, digits: str) -> None:
         """Select the rank whose number is being typed."""
         if int(digits) < len(self.status.get("ranks", ())):
-            self._typed, self.selected = digits, int(digits)
+            self._typed, self.selected, self._has_selected = digits, int(digits), True
         else:
             self.message = f"there is no rank {digits}"
 
@@ -160,7 +196,8 @@ class ScreenState:
         steps = {"up": -1, "down": 1, "page up": -self.page, "page down": self.page, " ": self.page, "b": -self.page}
         steps |= {"home": -far, "g": -far, "end": far, "G": far}
         if rows and key in steps:
-            self.selected = int(rows[max(0, min(far - 1, self._at(rows) + steps[key]))]["rank"])
+            at = self._at(rows) if self._has_selected else self.top
+            self.selected, self._has_selected = int(rows[max(0, min(far - 1, at + steps[key]))]["rank"]), True
 
     def _ask(self) -> None:
         rank = self.rank(self.selected)
@@ -168,3 +205,8 @@ class ScreenState:
             self.message = f"no worker holds rank {self.selected} now"
         else:
             self.question = Kill(self.selected, int(rank["worker"]))
+
+
+def _numbered(name: str) -> list[tuple[int, str]]:
+    """Return a sort key that has `n9` before `n10`."""
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in _NUMBER.split(name)]

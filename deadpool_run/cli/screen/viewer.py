@@ -15,7 +15,7 @@ from deadpool_run.cli.screen.keys import KeyReader
 from deadpool_run.cli.screen.page import ScreenSize, screen_lines
 from deadpool_run.cli.screen.rank_log import log_lines
 from deadpool_run.cli.screen.records import RunRecords
-from deadpool_run.cli.screen.state import Kill, Quit, ScreenState
+from deadpool_run.cli.screen.state import Kill, Quit, ScreenState, first_order
 from deadpool_run.cli.screen.terminal import ENDING, Terminal, TerminalGoneError
 from deadpool_run.cli.screen.watch import EVERY_S
 from deadpool_run.core.injection import KillHow
@@ -52,7 +52,7 @@ class _Viewer:
     """One view of one run."""
 
     def __init__(self, run: ControlClient, first: Status, console: Console, records: RunRecords) -> None:
-        self.state = ScreenState(first)
+        self.state = ScreenState(first, first_order(first))
         self.run_ended = False
         self._run, self._console, self._records = run, console, records
         self._keys = KeyReader()

@@ -8,7 +8,7 @@ import pytest
 from deadpool_run.cli.screen.keys import KeyReader
 from deadpool_run.cli.screen.page import ScreenSize, screen_lines
 from deadpool_run.cli.screen.rank_log import log_lines
-from deadpool_run.cli.screen.state import Kill, Pane, Quit, RankOrder, ScreenState
+from deadpool_run.cli.screen.state import Kill, Pane, Quit, RankOrder, ScreenState, first_order
 
 NOW = datetime(2026, 2, 3, 4, 5, 6, tzinfo=UTC)
 
@@ -141,7 +141,7 @@ def test_the_slowest_first_is_the_one_that_the_others_wait_for():
     assert shown_ranks(state)[:4] == [400, 33, 77, 0]
     state.press("s")
     assert state.order is RankOrder.NODE
-    assert shown_ranks(state)[:2] == [0, 1]
+    assert shown_ranks(state)[:9] == [400, *range(401, 408), 77]
     state.press("s")
     assert state.order is RankOrder.RANK
 
@@ -157,6 +157,53 @@ def test_the_order_by_node_follows_the_nodes_and_is_there_for_several():
         one.press("s")
         orders.append(one.order)
     assert orders == [RankOrder.SLOWEST, RankOrder.RANK, RankOrder.SLOWEST]
+
+
+def outliers_of(change, looks=10):
+    """Return the first ranks in the order by node, after looks at a job that `change` alters."""
+    state = ScreenState(status(128, 8), order=RankOrder.NODE)
+    for look in range(looks):
+        now = status(128, 8)
+        for rank in now["ranks"]:
+            rank["waiting"] = (rank["rank"] + look) % 4 != 0
+        change(now["ranks"])
+        state.note(now)
+    return [int(rank["rank"]) for rank in state.rows()][:10]
+
+
+def test_by_node_the_node_with_an_outlier_is_first_and_in_it_the_outlier():
+    of_node_9 = [*range(72, 80)]
+    assert outliers_of(lambda ranks: ranks[77].update(phase="restoring")) == [77, *of_node_9[:5], 78, 79, 0, 1]
+    assert outliers_of(lambda ranks: ranks[77].update(step=100)) == [77, *of_node_9[:5], 78, 79, 0, 1]
+    assert outliers_of(lambda ranks: ranks[77].update(slowed=3.0)) == [77, *of_node_9[:5], 78, 79, 0, 1]
+    assert outliers_of(lambda ranks: ranks[77].update(waiting=False)) == [77, *of_node_9[:5], 78, 79, 0, 1]
+
+
+def test_by_node_ranks_alike_keep_their_places():
+    assert outliers_of(lambda ranks: [rank.update(step=120 + rank["rank"] % 2) for rank in ranks]) == [*range(10)]
+    assert outliers_of(lambda ranks: [rank.update(step_ms=float(rank["rank"])) for rank in ranks]) == [*range(10)]
+    assert outliers_of(lambda ranks: ranks[100].update(step=200)) == [*range(10)]
+    assert outliers_of(lambda ranks: [rank.update(waiting=False) for rank in ranks]) == [*range(10)]
+
+
+def test_nodes_are_in_the_order_of_their_numbers():
+    state = ScreenState(status(16 * 8, 8), order=RankOrder.NODE)
+    for rank in state.status["ranks"]:
+        rank["node"] = f"gpu{rank['rank'] // 8}"
+    assert [rank["rank"] for rank in state.rows()] == [*range(128)]
+
+
+def test_the_first_rows_are_shown_until_a_rank_is_selected():
+    assert (first_order(status(16)), first_order(status(8))) == (RankOrder.NODE, RankOrder.RANK)
+    state = ScreenState(status(), order=RankOrder.NODE)
+    lines(state)
+    now = status()
+    for rank in now["ranks"][200:248]:
+        rank["phase"] = "restoring"
+    state.note(now)
+    assert shown_ranks(state)[0] == 200
+    state.press("down")
+    assert state.selected in shown_ranks(state)
 
 
 def test_the_selection_stays_with_its_rank_in_another_order():

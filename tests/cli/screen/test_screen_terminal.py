@@ -63,7 +63,7 @@ def test_512_ranks_are_usable_on_80_by_24(live, terminal):
     assert terminal.screen.modes[1049], "it must leave the shell's lines alone"
     terminal.type(keys(["end"]))
     terminal.wait(lambda screen: 511 in shown_ranks(screen), "last rank")
-    terminal.type("s")
+    terminal.type("ss")
     terminal.wait_for("sort: slowest first")
     terminal.type("g")
     terminal.wait(lambda screen: shown_ranks(screen)[:1] == [0], "first row")
