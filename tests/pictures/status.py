@@ -7,6 +7,7 @@ The jobs are simulated; the screens are those of `deadpool-run status` for them.
 
 import os
 import sys
+import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -14,11 +15,14 @@ from rich.console import Console
 from rich.text import Text
 from svg import terminal_format
 
+from deadpool_run.cli.runs.events import Event
 from deadpool_run.cli.screen.page import ScreenSize, screen_lines
 from deadpool_run.cli.screen.state import RankOrder, ScreenState
 
 ROOT = Path(__file__).resolve().parents[2]
 PICTURES = ROOT / "docs" / "pictures"
+os.environ["TZ"] = "UTC"
+time.tzset()
 NOW = datetime(2026, 2, 3, 4, 5, 6, tzinfo=UTC)
 SLOW = 301
 INCIDENT = {
@@ -32,6 +36,7 @@ INCIDENT = {
     "restored_s": 0.8,
     "attached_s": 0.95,
     "first_step_s": 1.36,
+    "ended": (NOW - timedelta(minutes=2, seconds=17)).isoformat(),
     "losses": [
         {
             "rank": 77,
@@ -109,11 +114,16 @@ def in_repair():
         status = job(64, 8, phase="repairing", reason="rank 5 (worker 5) was killed by SIGSEGV", epoch=3)
         for rank in status["ranks"]:
             rank |= {"phase": "aborted", "activity": "aborted"}
-        status["ranks"][5] |= {"phase": "rehearsing", "activity": "rehearsal", "worker": 601, "step": 0, "step_ms": 0}
+        status["ranks"][5] |= {"phase": "rehearsing", "activity": "rehearsal", "worker": 608, "step": 0, "step_ms": 0}
         return status
 
     state = looked_at(make, 1)
-    state.order, state.selected = RankOrder.SLOWEST, 5
+    state.order, state.selected = RankOrder.NODE, 5
+    told = (
+        (139, "rank 77 (worker 77) was killed by SIGKILL: spare worker 512 takes it"),
+        (0.4, "rank 5 (worker 5) was killed by SIGSEGV: spare worker 608 takes it"),
+    )
+    state.events = [Event(NOW - timedelta(seconds=ago), text) for ago, text in told]
     return state
 
 
@@ -128,7 +138,7 @@ def draw(state, columns, lines, path, title):
 
 def main(folder=PICTURES):
     draw(of_512(), 80, 24, folder / "status-512.svg", "deadpool-run status")
-    draw(in_repair(), 200, 30, folder / "status-repair.svg", "deadpool-run status, in a repair")
+    draw(in_repair(), 120, 30, folder / "status-repair.svg", "deadpool-run status, in a repair")
 
 
 if __name__ == "__main__":

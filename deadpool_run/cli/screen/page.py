@@ -16,6 +16,7 @@ from deadpool_run.cli.screen.state import Kill, Pane, RankOrder, ScreenState
 from deadpool_run.core.effects import Incident
 from deadpool_run.text import moment, printable, time_of_day
 from deadpool_run.view import nodes
+from deadpool_run.view.health import Status
 from deadpool_run.view.render import CAN_GO, LEFT_COLUMNS, header, is_calm, rank_cells, rank_columns, spares_line
 
 _GAP = "  "

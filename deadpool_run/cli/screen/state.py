@@ -18,6 +18,8 @@ _RECENT = 0.9
 """The weight of the past in a rank's share of waiting, for each new look."""
 _WAITS_LESS = 0.5
 """A rank that waits by this part less than the middle one holds the others up."""
+_WAITS_SELDOM = 0.2
+"""If the middle rank waits less than this, the others' shares say nothing."""
 _NUMBER = re.compile(r"([0-9]+)")
 
 
@@ -121,14 +123,17 @@ class ScreenState:
     def _by_node(self) -> Callable[[Mapping[str, Any]], Any]:
         """Return the sort key by node: nodes with outliers first, and in each node its outliers.
 
-        Outliers are ranks that do not train, then those that are behind, then those that wait less. Ranks that are alike keep their places from look to look, so steps that differ by one and step times do not count.
+        Outliers are ranks that neither train nor do as most, then those that are behind, then those that wait less. Ranks that are alike keep their places from look to look, so steps that differ by one and step times do not count.
         """
         ranks = self.status.get("ranks", ())
         middle = statistics.median_low([rank.get("step") or 0 for rank in ranks]) if ranks else 0
-        least_waits = statistics.median(self._waits.values()) * _WAITS_LESS if self._waits else 0.0
+        usual = statistics.mode(rank.get("phase") for rank in ranks) if ranks else ""
+        waits = statistics.median(self._waits.values()) if self._waits else 0.0
+        least_waits = waits * _WAITS_LESS if waits > _WAITS_SELDOM else 0.0
 
         def normality(rank: Mapping[str, Any]) -> int:
-            signs = (not is_calm(rank), (rank.get("step") or 0) < middle - 1, self.waits(rank["rank"]) < least_waits)
+            troubled = not is_calm(rank) and (rank.get("phase") != usual or rank.get("slowed", 1) > 1)
+            signs = (troubled, (rank.get("step") or 0) < middle - 1, self.waits(rank["rank"]) < least_waits)
             return signs.index(True) if any(signs) else len(signs)
 
         normal = {rank["rank"]: normality(rank) for rank in ranks}

@@ -179,10 +179,23 @@ def test_by_node_the_node_with_an_outlier_is_first_and_in_it_the_outlier():
     assert outliers_of(lambda ranks: ranks[77].update(waiting=False)) == [77, *of_node_9[:5], 78, 79, 0, 1]
 
 
+def test_by_node_the_rank_that_is_repaired_is_first_and_not_those_that_wait_for_it():
+    def repaired(ranks):
+        for rank in ranks:
+            rank["phase"] = "drained"
+        ranks[77] |= {"phase": "rehearsing", "step": 0}
+
+    assert outliers_of(repaired) == [77, *range(72, 77), 78, 79, 0, 1]
+
+
 def test_by_node_ranks_alike_keep_their_places():
     assert outliers_of(lambda ranks: [rank.update(step=120 + rank["rank"] % 2) for rank in ranks]) == [*range(10)]
     assert outliers_of(lambda ranks: [rank.update(step_ms=float(rank["rank"])) for rank in ranks]) == [*range(10)]
     assert outliers_of(lambda ranks: ranks[100].update(step=200)) == [*range(10)]
+    seldom = ScreenState(status(128, 8), order=RankOrder.NODE)
+    for rank in range(128):
+        seldom._waits[rank] = 0.1 * (rank % 3 > 0)
+    assert [rank["rank"] for rank in seldom.rows()] == [*range(128)]
     assert outliers_of(lambda ranks: [rank.update(waiting=False) for rank in ranks]) == [*range(10)]
 
 
