@@ -150,7 +150,7 @@ class Vault:
     def committed(self) -> Version | None:
         """Return the committed version; None if there is none, or after `close`."""
         with self._lock:
-            return self.status_page.committed() if self._ranks else None
+            return self.status_page.committed() if self._is_open else None
 
     def take(self, rank: Rank) -> Segments | None:
         """Remove the rank: return its memory, which becomes the caller's, and publish it as empty."""

@@ -9,6 +9,7 @@ from dataclasses import replace
 import agents
 import node_side
 import pytest
+import storage
 from outages import KINDS as OUTAGES
 from simulations import KINDS, NODE_KINDS, REFUSAL_KINDS
 
@@ -142,6 +143,10 @@ def a_remote_snapshot_counts_as_local(patch):
     patch.setattr(holders, "nearest", lambda _seat, _member, _version: None)
 
 
+def a_version_that_another_loss_may_need_is_dropped(patch):
+    patch.setattr(storage.Storage, "may_need", lambda _storage, _version: False)
+
+
 def the_job_is_protected_before_the_first_copies(patch):
     honest = restart.advance_setup
 
@@ -216,6 +221,7 @@ NODE_PLANTS: dict[Plant, tuple[str, ...]] = {
     copies_are_kept_on_the_ranks_own_node: NODE_KINDS,
     a_lost_holder_still_counts: NODE_KINDS,
     a_remote_snapshot_counts_as_local: NODE_KINDS,
+    a_version_that_another_loss_may_need_is_dropped: NODE_KINDS,
     the_job_is_protected_before_the_first_copies: ("lose node at once",),
 }
 """Bugs that show only in a job on several nodes."""

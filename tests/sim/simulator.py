@@ -284,8 +284,7 @@ class Simulation:
             return
         first = fault.whom % len(alive)
         lost = (alive[first:] + alive[:first])[:count]
-        copied_to = [node for node in alive if not self.state.is_left(node.name)]
-        self.uncovered_losses += not self.is_covered() or len(lost) > min(self.settings.replicas, len(copied_to) - 1)
+        self.uncovered_losses += not self.is_covered({node.name for node in lost})
         for node in lost:
             self.storage.lose(node.name)
             self.nodes_lost.append(self.clock.now)
@@ -397,11 +396,8 @@ class Simulation:
         }
         assert any(text in reason and excused for text, excused in excuses.items()), f"stopped without need: {reason}"
 
-    def is_covered(self) -> bool:
-        """Tell whether the job survives the loss of any one node: none is lost now, and every rank has its copies."""
-        lost = {node.name for node in self.storage.nodes.values() if not node.alive}
-        # After a loss or a refusal, new copies take a while.
-        copied = self.storage.committed() >= 0 or not (
-            self.nodes_lost or self.refusals or self.left or self.state.closed
-        )
-        return self.state.phase is JobPhase.RUNNING and not lost & set(self.state.nodes) and copied
+    def is_covered(self, lost: set[str]) -> bool:
+        """Tell whether the job survives the loss of these nodes: others have a version for all ranks, and no node is lost now."""
+        dead = {node.name for node in self.storage.nodes.values() if not node.alive}
+        found = not dead & set(self.state.nodes)
+        return self.state.phase is JobPhase.RUNNING and found and self.storage.have_all(lost)

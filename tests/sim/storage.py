@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 
 from machine import Clock
 
@@ -64,6 +65,8 @@ class Storage:
         self.on_refused: Callable[[str, int, bool], None] = lambda _node, _rank, _taken: None
         """Called with the node, the rank, and whether the node has accepted the copy later."""
         self._refused: set[tuple[str, int]] = set()
+        self._offered: dict[tuple[str, int], int] = {}
+        """For each node and rank, the epoch in which the rank's owner has last offered its transcript."""
         self.slowest_s = 0.15
         """The longest time for a copy to arrive."""
         self.nodes: dict[str, Node] = {}
@@ -73,6 +76,8 @@ class Storage:
         self.skipped = [-1] * world_size
         self.resumed = 0
         """The version from which the ranks resumed last."""
+        self._newest_committed = -1
+        """The newest version of this generation that was ever committed, unless the ranks resumed from an older one."""
         self.epochs: dict[str, int] = {}
         """For each node, the epoch of the last discard. Copies of older epochs are refused."""
 
@@ -88,7 +93,7 @@ class Storage:
             node.slots, node.copies = {}, {}
         self.homes, self.buddies = {}, ()
         self.skipped = [-1] * self._world_size
-        self.resumed = 0
+        self.resumed, self._newest_committed = 0, -1
 
     def assign(self, rank: int, node: str, *, known_there: bool) -> None:
         """Move a rank to a node. Clear snapshots of its earlier stay there, unless they are known to be valid."""
@@ -103,6 +108,27 @@ class Storage:
         """Return the newest version that is safe for every rank: on all its buddies, or in its slots without buddies."""
         return max(set.intersection(*(set(self._safe(rank)) for rank in range(self._world_size))), default=-1)
 
+    @contextlib.contextmanager
+    def _covering(self) -> Iterator[None]:
+        """Assert that what follows drops nothing that the next loss may need.
+
+        If the job can bear the loss of a node now, it can afterwards: the other nodes have a version for all ranks that is
+        not older than the committed one.
+        """
+        before = self.bearable()
+        yield
+        worse = before - self.bearable()
+        assert not worse, (
+            f"with {sorted(worse)}, every version from {self._newest_committed} would be lost, of some rank"
+        )
+
+    def bearable(self) -> set[str]:
+        """Return the nodes whose loss the job can bear: the others have a version for all ranks, from the committed one."""
+        self._newest_committed = max(self._newest_committed, self.committed())
+        return {
+            name for name, node in self.nodes.items() if node.alive and self.have_all({name}, self._newest_committed)
+        }
+
     def is_protected(self) -> bool:
         """Tell whether a version is committed that is not older than the last resume: replaced ranks hold no older ones."""
         return self.committed() >= self.resumed
@@ -111,13 +137,13 @@ class Storage:
         """Tell whether the loss of this node, besides lost nodes or one other known node, would lose every whole version."""
         lost = {other for other in known if not self.nodes[other].alive}
         losses = [lost] if lost else [{other} for other in known if other != name]
-        return any(self._have_all(others) and not self._have_all({name, *others}) for others in losses)
+        return any(self.have_all(others) and not self.have_all({name, *others}) for others in losses)
 
-    def _have_all(self, lost: set[str]) -> bool:
-        """Tell whether the remaining nodes have a version for all ranks."""
+    def have_all(self, lost: set[str], oldest: int = 0) -> bool:
+        """Tell whether the remaining nodes have a version for all ranks, which is not older than `oldest`."""
         living = [node for node in self.nodes.values() if node.alive and node.name not in lost]
         versions = (set().union(*(node.has(rank) for node in living)) for rank in range(self._world_size))
-        return bool(set.intersection(*versions))
+        return any(version >= oldest for version in set.intersection(*versions))
 
     def _safe(self, rank: int) -> set[int]:
         if not self.buddies:
@@ -135,7 +161,8 @@ class Storage:
         slots = self.nodes[self.homes[rank]].slots[rank]
         free = free_slot(slots, committed, abandoned)
         if free is not None:
-            slots[free] = snapshot
+            with self._covering():
+                slots[free] = snapshot
             if self.skipped[rank] == snapshot[0]:
                 self.skipped[rank] = -1
             self._send(rank, snapshot, epoch)
@@ -173,17 +200,18 @@ class Storage:
                     self._send(rank, (version, token), epoch)
 
     def _send(self, rank: int, snapshot: Snapshot, epoch: int) -> None:
-        source = self.nodes[self.homes[rank]]
         for name in self.buddies[rank] if self.buddies else ():
-            if name == source.name:
-                continue  # until new buddies are chosen, a rank may live on its buddy
-            self._clock.after(
-                self._rng.uniform(0.005, self.slowest_s),
-                lambda name=name: self._arrive(source, name, rank, snapshot, epoch),
-            )
+            if name != self.homes[rank]:  # until new buddies are chosen, a rank may live on its buddy
+                self._send_to(name, rank, snapshot, epoch, self.nodes[self.homes[rank]])
+
+    def _send_to(self, name: str, rank: int, snapshot: Snapshot, epoch: int, source: Node) -> None:
+        self._clock.after(
+            self._rng.uniform(0.005, self.slowest_s),
+            lambda: self._arrive(source, name, rank, snapshot, epoch),
+        )
 
     def _arrive(self, source: Node, name: str, rank: int, snapshot: Snapshot, epoch: int) -> None:
-        """Store a copy, unless its owner has dropped it. Drop copies of versions that the owner no longer holds."""
+        """Store a copy, unless its owner has dropped it."""
         there, (version, token) = self.nodes[name], snapshot
         if not (source.alive and there.alive) or source.held(rank).get(version) != token:
             return
@@ -198,14 +226,28 @@ class Storage:
         if (name, rank) in self._refused:
             self._refused.remove((name, rank))
             self.on_refused(name, rank, True)
-        copies = there.copies.setdefault(rank, {})
-        copies[version] = (token, epoch)
-        there.copies[rank] = {each: kept for each, kept in copies.items() if each in source.held(rank)}
+        if self._offered.get((name, rank)) != epoch:  # first comes the transcript, with a list of what the owner holds
+            self._offered[name, rank] = epoch
+            self._trim(there, source, rank)
+            self._send_to(name, rank, snapshot, epoch, source)
+            return
+        there.copies.setdefault(rank, {})[version] = (token, epoch)
+        self._trim(there, source, rank)
+
+    def _trim(self, node: Node, source: Node, rank: int) -> None:
+        """Drop copies of versions that the owner no longer holds, unless the next loss may need them."""
+        held, copies = source.held(rank), node.copies.get(rank, {})
+        with self._covering():
+            node.copies[rank] = {each: kept for each, kept in copies.items() if each in held or self.may_need(each)}
+
+    def may_need(self, version: int) -> bool:
+        """Tell whether the ranks may have to resume from this version: the one that they resumed from is not committed."""
+        return self._newest_committed <= version < self.resumed
 
     def discard_above(self, epoch: int, version: int) -> None:
         """Discard newer versions, and refuse copies of older epochs that still arrive. Owners send valid ones again."""
         self.epochs = dict.fromkeys(self.nodes, epoch)
-        self.resumed = version
+        self.resumed, self._newest_committed = version, min(self._newest_committed, version)
         for node in self.nodes.values():
             for rank, slots in node.slots.items():
                 if self.homes.get(rank) != node.name:  # slots that a rank left when it moved
@@ -224,7 +266,9 @@ class Storage:
         """Bring a snapshot to a node, whose worker has or had the rank. Return False if the source does not have it."""
         token = self.nodes[source].has(rank).get(version) if self.nodes[source].alive else None
         if token is not None:
-            self.nodes[node].slots[rank] = [(version, token), None]
+            with self._covering():
+                kept = [slot for slot in self.nodes[node].slots[rank] if slot is not None and self.may_need(slot[0])]
+                self.nodes[node].slots[rank] = [(version, token), max(kept, default=None)]
             if self.homes.get(rank) == node:
                 self._send(rank, (version, token), max(self.epochs.values(), default=0))
         return token is not None

@@ -89,7 +89,7 @@ class CutStorage(Storage):
             self.homes, self.buddies = {}, ()
             self.skipped = [-1] * self._world_size
             self._moving.clear()
-            self.resumed = 0
+            self.resumed, self._newest_committed = 0, -1
         self.nodes[name].slots, self.nodes[name].copies = {}, {}
         self.epochs.pop(name, None)
 
@@ -135,7 +135,7 @@ class CutStorage(Storage):
     def discard_on(self, name: str, epoch: int, version: int) -> None:
         """Drop newer versions of an older timeline, and refuse copies of it that still arrive."""
         if epoch >= max(self.epochs.values(), default=0):
-            self.resumed = version
+            self.resumed, self._newest_committed = version, min(self._newest_committed, version)
         self.epochs[name] = max(epoch, self.epochs.get(name, 0))
         node = self.nodes[name]
         for rank, slots in node.slots.items():

@@ -307,7 +307,8 @@ class Worker:
         assert self.mode in (Mode.ABORTED, Mode.REHEARSED), f"resumed while {self.mode}"
         self.mode = Mode.RESTORING
         self.sim.storage.empty_above(self.rank, order.version, self.node)
-        if self.has_state or order.version in self.sim.storage.held(self.rank, self.node):
+        is_live = self.has_state and self.held_live and self.completed == order.version
+        if is_live or order.version in self.sim.storage.held(self.rank, self.node):
             assert order.source is None, "ordered to fetch a snapshot that is here"
             self.then(0.1, lambda: self._restored(order.version))
         else:  # from another node, or from this one's copies as a buddy

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from deadpool_run.core.effects import PrepareSpare
 from deadpool_run.core.events import FetchFailed
 from deadpool_run.ids import NodeId, WorkerId
-from deadpool_run.vault.transfer.replicas import Memory
+from deadpool_run.vault.transfer.memory import Memory
 from deadpool_run.vault.transfer.replicator import Replicator
 from deadpool_run.vault.vault import Vault
 from deadpool_run.wire.peers import Peer

@@ -17,15 +17,35 @@ def left_behind(decision: Decision, rank: Rank, node: NodeId, versions: frozense
 
 def ask(decision: Decision, rank: Rank, but: NodeId | None = None) -> None:
     """Ask every node that may have copies of the rank, except `but`. The vault of the rank's own node is gone."""
+    _ask(decision, rank, {}, () if but is None else (but,))
+
+
+def ask_too(decision: Decision) -> bool:
+    """Ask the other nodes about every rank that they were not asked about in this epoch; return whether there are any.
+
+    Old versions may be only there: a replacement's node has none that is older than the one that it resumed from.
+    """
+    state = decision.state
+    for seat in state.seats:
+        if seat.asked_in != state.epoch:
+            known = dict(seat.copies)
+            if not known and seat.owner is not None and seat.node is not None:
+                known = {seat.node: seat.held or frozenset()}
+            _ask(decision, seat.rank, known, known)
+    return bool(state.seat_counters.unknown)
+
+
+def _ask(decision: Decision, rank: Rank, known: Copies, but: Collection[NodeId]) -> None:
+    """Ask every node that may have copies of the rank, except `but`, and note what is known."""
     state = decision.state
     failed_sources = frozenset() if state.repair is None else state.repair.failed_sources
     likely = [node for buddies in (state.buddies, state.former_buddies) if buddies for node in buddies[rank]]
     asked = [
         node
         for node in dict.fromkeys(likely)
-        if node in state.nodes and node != but and (rank, node) not in failed_sources
+        if node in state.nodes and node not in but and (rank, node) not in failed_sources
     ]
-    _set(decision, rank, {}, frozenset(asked))
+    _set(decision, rank, known, frozenset(asked))
     decision.set_seat(rank, asked_in=state.epoch)
     if state.repair is not None and asked:
         state.repair.asked_at = decision.now
@@ -38,7 +58,8 @@ def reported(decision: Decision, event: ev.ReplicasReported) -> None:
     if seat is not None and event.node in seat.asked and event.epoch == seat.asked_in:
         held = {event.node: frozenset(event.versions)} if event.versions or not decision.state.term else {}
         copies, asked = {**seat.copies, **held}, seat.asked - {event.node}
-        _set(decision, event.rank, _of_the_last_stay(copies) if decision.state.term and not asked else copies, asked)
+        is_searched = decision.state.term and not asked and seat.owner is None
+        _set(decision, event.rank, _of_the_last_stay(copies) if is_searched else copies, asked)
 
 
 def give_up(decision: Decision) -> None:
@@ -65,10 +86,14 @@ def _of_the_last_stay(copies: Copies) -> Copies:
     }
 
 
-def is_only_source(state: State, rank: Rank, node: NodeId) -> bool:
-    """Return whether no other node may have copies of the rank, and this one lives."""
-    seat = state.seats[rank]
-    return node in state.nodes and {*seat.copies, *seat.asked} == {node}
+def is_only_source(state: State, member: Member, node: NodeId) -> bool:
+    """Return whether no other node may have copies of the member's rank, and this one lives.
+
+    A survivor fetches a version because it does not have it: only nodes with that version count.
+    """
+    seat, resume = state.seats[member.held_rank], None if state.repair is None else state.repair.resume
+    holders = {each for each, held in seat.copies.items() if member.replacement or resume in held}
+    return node in state.nodes and holders | seat.asked == {node}
 
 
 def forget(decision: Decision, rank: Rank, node: NodeId) -> bool:
@@ -106,7 +131,7 @@ def resumed(decision: Decision, version: Version) -> None:
 
 
 def nearest(seat: Seat, member: Member, version: Version | None) -> NodeId | None:
-    """Return the node from which a replacement gets this version (None: the transcript); None if its own node has it."""
+    """Return the node from which a rank's worker gets this version (None: the transcript); None if its own node has it."""
     holders = [node for node, held in seat.copies.items() if version is None or version in held]
     if not holders or member.node in holders:
         return None

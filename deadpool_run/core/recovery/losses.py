@@ -109,7 +109,7 @@ def fetch_failed(decision: Decision, event: ev.FetchFailed) -> None:
     member = decision.state.members.get(event.worker)
     if member is not None and member.phase is MemberPhase.PREPARING:
         spare_pool.unfetched(decision, member, event)
-    if member is None or member.rank is None or not member.replacement or decision.state.repair is None:
+    if member is None or member.rank is None or decision.state.repair is None:
         return
     why = f"the state of rank {member.rank} could not be fetched from {event.source}: {event.message}"
     if member.phase is MemberPhase.REHEARSING:  # it has no transcript, whatever the epoch is now
@@ -120,7 +120,7 @@ def fetch_failed(decision: Decision, event: ev.FetchFailed) -> None:
     under_way = decision.repair
     began_at = decision.now if under_way.fetch_failed_at is None else under_way.fetch_failed_at
     patience_until = began_at + decision.settings.repair_timeout_s
-    if holders.is_only_source(decision.state, member.rank, event.source) and decision.now < patience_until:
+    if holders.is_only_source(decision.state, member, event.source) and decision.now < patience_until:
         under_way.fetch_failed_at = began_at
         repair.fetch_later(decision, member.rank)
     else:

@@ -343,6 +343,8 @@ def _choose_version(decision: Decision) -> None:
         return
     held = [seat.held for seat in state.seats if seat.held is not None]
     resume = holders.newest_common(held)
+    if resume is None and state.buddies and holders.ask_too(decision):
+        return
     repair.aborted_at = decision.now
     if resume is None:
         lost = holders.describe_loss(state)
@@ -366,7 +368,7 @@ def _resume(decision: Decision) -> None:
         return
     for member in decision.state.in_phase(_M.ABORTED, _M.REHEARSED):
         seat = decision.state.seats[member.held_rank]
-        source = holders.nearest(seat, member, resume) if member.replacement else None
+        source = holders.nearest(seat, member, resume)
         decision.order(do.ResumeFrom(member.worker, decision.state.epoch, resume, source))
         assert seat.held is not None
         decision.set_seat(member.held_rank, held=holders.held_after_resume(seat.held, resume))

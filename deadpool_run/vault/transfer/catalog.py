@@ -124,7 +124,7 @@ class Source:
 def find(shared: Shared, rank: Rank, version: Version | None) -> Source | None:
     """Open the rank's snapshot (None: transcript): its own if it lives here, else a copy."""
     own = open_transcript(shared, rank) if version is TRANSCRIPT else _open_own(shared, rank, version)
-    return own or _open_copy(shared.replicas, rank, version)
+    return own or open_copy(shared.replicas, rank, version)
 
 
 def open_held(shared: Shared, rank: Rank, held: Held) -> Source | None:
@@ -166,8 +166,8 @@ def similar(shared: Shared, rank: Rank, version: Version | None, *, timeout_s: f
     held = replicas.held()
     wanted = [
         *(partial(_open_own, shared, each, version) for each in vault.ranks()),
-        *(partial(_open_copy, replicas, rank, older) for older in sorted(held.get(rank, ()), reverse=True)),
-        *(partial(_open_copy, replicas, each, version) for each in held if each != rank and version in held[each]),
+        *(partial(open_copy, replicas, rank, older) for older in sorted(held.get(rank, ()), reverse=True)),
+        *(partial(open_copy, replicas, each, version) for each in held if each != rank and version in held[each]),
     ]
     with contextlib.ExitStack() as stack:
         yield [stack.enter_context(contextlib.closing(found)) for each in wanted if (found := each()) is not None]
@@ -178,7 +178,8 @@ def _open_own(shared: Shared, rank: Rank, version: Version) -> Source | None:
     return None if held is None else open_held(shared, rank, held)
 
 
-def _open_copy(replicas: Replicas, rank: Rank, version: Version | None) -> Source | None:
+def open_copy(replicas: Replicas, rank: Rank, version: Version | None) -> Source | None:
+    """Open the copy of the rank's snapshot (None: transcript), if it is here."""
     found = replicas.open(rank, version)
     if found is None:
         return None

@@ -12,11 +12,12 @@ from deadpool_run.ids import Rank, Version
 from deadpool_run.vault import segments
 from deadpool_run.vault.status_page import BUSY, EMPTY
 from deadpool_run.vault.transfer import headers
-from deadpool_run.vault.transfer.catalog import Shared, is_sound, similar
+from deadpool_run.vault.transfer.catalog import Shared, Source, is_sound, open_copy, similar
 from deadpool_run.vault.transfer.chunks import ChunkDigests
 from deadpool_run.vault.transfer.decode import Others, ParityDecoder
 from deadpool_run.vault.transfer.exchange import Incoming, IncomingCopy, receive_whole
-from deadpool_run.vault.transfer.replicas import TRANSCRIPT, Memory
+from deadpool_run.vault.transfer.memory import Memory
+from deadpool_run.vault.transfer.replicas import TRANSCRIPT
 from deadpool_run.vault.transfer.streams import StreamPool
 from deadpool_run.vault.vault import Vault
 from deadpool_run.wire.peer_connection import PeerConnection
@@ -119,7 +120,15 @@ def fetch_snapshot(shared: Shared, rank: Rank, version: Version, timeline: int, 
 
 
 def compute_snapshot(shared: Shared, rank: Rank, version: Version, timeline: int, others: Others) -> int:
-    """Compute this version from the parity here into the rank's slots; return its size. Raises OSError and `DeadpoolError`."""
+    """Take this version from the copy here, or compute it from the parity, into the rank's slots; return its size.
+
+    Raises OSError and `DeadpoolError`.
+    """
+    source = open_copy(shared.replicas, rank, version)
+    if source is not None:
+        with contextlib.closing(source):
+            _fill_slot(shared, rank, version, source.digests, partial(_copy, source))
+        return source.nbytes
     parities = shared.replicas.parities
     parity = parities.open(rank, version)
     if parity is None:
@@ -131,6 +140,11 @@ def compute_snapshot(shared: Shared, rank: Rank, version: Version, timeline: int
     finally:
         parities.shut(parity)
     return digests.nbytes
+
+
+def _copy(source: Source, view: memoryview) -> None:
+    view[:] = source.view
+    _check(source.digests.fit(view), "a copy on this node")
 
 
 def is_held(vault: Vault, rank: Rank, version: Version) -> bool:
@@ -148,7 +162,7 @@ def check_held(vault: Vault, rank: Rank, version: Version) -> int:
 def _fill_slot(
     shared: Shared, rank: Rank, version: Version, digests: ChunkDigests, receive: Callable[[memoryview], object]
 ) -> None:
-    """Have a slot filled, in place of the older snapshot; the other slot is emptied when it is complete.
+    """Have a slot filled, in place of the older snapshot; the other slot is emptied then, unless another loss may need it.
 
     The slots stay the same files, because the worker may already have their descriptors. Raises OSError and `DeadpoolError`.
     """
@@ -170,7 +184,9 @@ def _fill_slot(
             _empty(shared, rank, slot, fds[slot], EMPTY)
             raise
         vault.set_slot(rank, slot, fds[slot], version)
-        _empty(shared, rank, 1 - slot, fds[1 - slot], EMPTY)
+        other = held.get(1 - slot)
+        if other is None or not shared.replicas.may_need(other):
+            _empty(shared, rank, 1 - slot, fds[1 - slot], EMPTY)
     finally:
         for fd in fds:
             os.close(fd)

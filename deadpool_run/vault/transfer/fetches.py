@@ -18,7 +18,7 @@ from deadpool_run.vault.transfer.fetch import (
     fetch_transcript,
     is_held,
 )
-from deadpool_run.vault.transfer.replicas import Memory
+from deadpool_run.vault.transfer.memory import Memory
 from deadpool_run.wire.peers import Peer
 
 Done = Callable[[str | None], None]
@@ -84,7 +84,7 @@ class Fetches:
     def compute(self, rank: Rank, version: Version, done: Done) -> None:
         """See `Replicator.compute`."""
         others, act = Others(self._shared), partial(check_held, self._vault, rank, version)
-        if not is_held(self._vault, rank, version) and version in self._shared.replicas.parities.versions(rank):
+        if not is_held(self._vault, rank, version) and version in self._shared.replicas.snapshots(rank):
             act = partial(compute_snapshot, self._shared, rank, version, self._shared.timeline.number, others)
         elif (task := self._tasks.get(rank) or self._cancelled.get(rank)) is None or not task.thread.is_alive():
             done(None)

@@ -147,9 +147,16 @@ class _Held:
 class Parities:
     """The parities of a node. All methods are thread-safe; `lock` is that of the node's copies."""
 
-    def __init__(self, hasher: Hasher, vault: Vault, lock: "threading.RLock", on_change: Callable[[], None]) -> None:
-        """`on_change` is called when they take more or less memory."""
-        self._hasher, self._vault, self._on_change = hasher, vault, on_change
+    def __init__(
+        self,
+        hasher: Hasher,
+        vault: Vault,
+        lock: "threading.RLock",
+        on_change: Callable[[], None],
+        may_need: Callable[[Version], bool],
+    ) -> None:
+        """`on_change` is called when they take more or less memory. `may_need`: a version that is kept without its owner."""
+        self._hasher, self._vault, self._on_change, self._may_need = hasher, vault, on_change, may_need
         self._lock = lock
         self._changed = threading.Condition(lock)
         self._present: dict[Rank, Group] = {}
@@ -245,7 +252,7 @@ class Parities:
             return {rank for held in self._held.values() for parity in held.parities.values() for rank in parity.parts}
 
     def trim(self, put: Put) -> list[tuple[Version, bytes]]:
-        """Drop parities of snapshots that the owner does not hold; return those of its group and timeline that are whole."""
+        """Drop parities of snapshots that the owner does not hold and may not need; return the whole ones of its group and timeline."""
         rank, timeline = put.rank, put.timeline
         with self._lock:
             if put.group and self._present.get(rank) == put.group:
@@ -256,7 +263,8 @@ class Parities:
             for parity in list(self._of(rank)):
                 part = parity.parts[rank]
                 identity = parity.version, part.digests.token
-                if timeline >= part.timeline and identity not in put.held:
+                is_kept = identity in put.held or (parity.is_whole and self._may_need(parity.version))
+                if timeline >= part.timeline and not is_kept:
                     self._drop(parity)
                 elif parity.holds_in(timeline) and parity.group == put.group == self._present.get(rank):
                     left.append(identity)

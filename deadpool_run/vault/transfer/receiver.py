@@ -17,8 +17,9 @@ from deadpool_run.vault.transfer.chunks import ChunkDigests
 from deadpool_run.vault.transfer.decode import IncomingPart, Others, ParityDecoder
 from deadpool_run.vault.transfer.exchange import IncomingCopy
 from deadpool_run.vault.transfer.framing import Outcome
+from deadpool_run.vault.transfer.memory import Memory
 from deadpool_run.vault.transfer.parity import Parity, ParityPart
-from deadpool_run.vault.transfer.replicas import TRANSCRIPT, Copy, Memory
+from deadpool_run.vault.transfer.replicas import TRANSCRIPT, Copy
 from deadpool_run.wire.peer_connection import PeerConnection
 
 _LOG = logging.getLogger("deadpool_run")

@@ -5,7 +5,6 @@ rank has memory for two copies and a spare, which rotate. All methods are thread
 snapshots' copies, not of the transcripts', for ranks that share one.
 """
 
-import mmap
 import os
 import threading
 from collections.abc import Collection
@@ -14,8 +13,10 @@ from dataclasses import dataclass, field
 from deadpool_run.core.copies.parity_groups import Group
 from deadpool_run.errors import NoMemoryError
 from deadpool_run.ids import Rank, Version
-from deadpool_run.vault.segments import blob_header, create_memory, whole_pages
+from deadpool_run.vault.segments import blob_header, create_memory
+from deadpool_run.vault.status_page import EMPTY
 from deadpool_run.vault.transfer.chunks import ChunkDigests, Hasher
+from deadpool_run.vault.transfer.memory import Memory
 from deadpool_run.vault.transfer.parity import Parities
 from deadpool_run.vault.vault import Held, Segments, Vault
 
@@ -23,49 +24,6 @@ Token = bytes
 TRANSCRIPT = None
 """In place of a version: the rank's transcript."""
 _MAX_SPARES = 1
-
-
-class Memory:
-    """A memory file and its mapping, which is kept while copies rotate to avoid page faults."""
-
-    def __init__(self, fd: int) -> None:
-        self.fd = fd
-        self._mapped: mmap.mmap | None = None
-
-    def view(self, nbytes: int) -> memoryview:
-        """Return the first `nbytes` bytes, which the caller releases. Raises OSError without memory for them."""
-        if self._mapped is None or len(self._mapped) < nbytes:
-            self.unmap()
-            size = whole_pages(nbytes)
-            if size > os.fstat(self.fd).st_size:
-                os.ftruncate(self.fd, size)
-            self._mapped = mmap.mmap(self.fd, size)
-        return memoryview(self._mapped)[:nbytes]
-
-    @property
-    def taken(self) -> int:
-        """How much memory this takes, in bytes."""
-        return os.fstat(self.fd).st_size
-
-    def growth(self, nbytes: int) -> int:
-        """Return how much more memory this takes to hold this many bytes."""
-        return max(0, whole_pages(nbytes) - self.taken)
-
-    def unmap(self) -> None:
-        """Unmap; the content stays."""
-        if self._mapped is not None:
-            self._mapped.close()
-            self._mapped = None
-
-    def give(self) -> int:
-        """Return the descriptor, which becomes the caller's."""
-        self.unmap()
-        return self.fd
-
-    def close(self) -> None:
-        """Unmap and close."""
-        self.unmap()
-        os.close(self.fd)
 
 
 @dataclass(slots=True)
@@ -119,7 +77,9 @@ class Replicas:
         self._ranks: dict[Rank, _Rank] = {}
         self._kept: frozenset[Rank] = frozenset()
         self._timeline = 0
-        self.parities = Parities(hasher, vault, self._lock, self._announce)
+        self._resumed: Version | None = None
+        """The version from which the ranks resumed last."""
+        self.parities = Parities(hasher, vault, self._lock, self._announce, self.may_need)
 
     # --- for the loop --------------------------------------------------------------------------------------------
 
@@ -135,7 +95,7 @@ class Replicas:
     def discard_above(self, timeline: int, version: Version) -> None:
         """Drop newer versions of older timelines, and refuse later deliveries of older timelines."""
         with self._lock:
-            self._timeline = timeline
+            self._timeline, self._resumed = timeline, version
             for own in self._ranks.values():
                 self._free_older(own, timeline, {each for each in own.snapshots() if each > version})
             self.parities.discard_above(timeline, version)
@@ -144,7 +104,7 @@ class Replicas:
     def renew(self, timeline: int) -> None:
         """Drop everything of older timelines."""
         with self._lock:
-            self._timeline = timeline
+            self._timeline, self._resumed = timeline, None
             for rank, own in list(self._ranks.items()):
                 self._free_older(own, timeline, set(own.copies))
                 if not own.copies:
@@ -152,12 +112,23 @@ class Replicas:
             self.parities.renew(timeline)
             self._announce()
 
+    def may_need(self, version: Version) -> bool:
+        """Return whether another loss may bring the ranks back to this version, although their nodes do not all have it.
+
+        That is so until the version that they resumed from, or a newer one, is committed: replaced ranks have no older ones.
+        """
+        committed = self._vault.committed()
+        return self._resumed is not None and (EMPTY if committed is None else committed) <= version < self._resumed
+
+    def snapshots(self, rank: Rank) -> set[Version]:
+        """Return the versions of a rank, as copies or in parities."""
+        with self._lock:
+            return {*self._ranks.get(rank, _Rank()).snapshots(), *self.parities.versions(rank)}
+
     def versions(self, rank: Rank) -> tuple[Version, ...]:
         """Return, oldest first, the versions of a rank; none without its transcript."""
         with self._lock:
-            own = self._ranks.get(rank, _Rank())
-            found = {*own.snapshots(), *self.parities.versions(rank)}
-            return tuple(sorted(found)) if TRANSCRIPT in own.copies else ()
+            return () if self._copy(rank, TRANSCRIPT) is None else tuple(sorted(self.snapshots(rank)))
 
     def ranks(self) -> set[Rank]:
         """Return the ranks of which there are copies, whole or not, or parts of a parity."""
@@ -180,8 +151,8 @@ class Replicas:
     def move_to(self, vault: Vault, rank: Rank, *, left: bool = True) -> bool:
         """Turn the copies of a rank into its own memory here; False without a snapshot and an undamaged transcript.
 
-        A snapshot that a parity has counts, and is computed when its version is wanted. Without `left`, the rank's own old
-        snapshots do not count.
+        The rank has room for the two newest; older ones stay copies. A snapshot that a parity has counts, and is computed
+        when its version is wanted. Without `left`, the rank's own old snapshots do not count.
         """
         with self._lock:
             own = self._ranks.get(rank, _Rank())
@@ -193,7 +164,10 @@ class Replicas:
                 return False
             transcript = own.copies.pop(TRANSCRIPT).memory.give()
             fds = [own.copies.pop(version).memory.give() for version in newest[:2]]
+            older: dict[Version | None, Copy] = {version: own.copies.pop(version) for version in newest[2:]}
             self.drop(rank)
+            self._ranks |= {rank: _Rank(older, timeline=own.timeline)} if older else {}
+            self._announce()
         vault.put(rank, fds, transcript)
         return True
 
@@ -319,11 +293,11 @@ class Replicas:
             return refusal
 
     def trim(self, rank: Rank, timeline: int, kept: Collection[tuple[Version, Token]]) -> list[tuple[Version, Token]]:
-        """Drop copies that the owner does not hold, unless a newer timeline is known; return the rest."""
+        """Drop copies that the owner does not hold and may not need, unless a newer timeline is known; return the rest."""
         with self._lock:
             own = self._ranks.get(rank, _Rank())
             for version, copy in own.snapshots().items():
-                if timeline >= own.timeline and (version, copy.token) not in kept:
+                if timeline >= own.timeline and (version, copy.token) not in kept and not self.may_need(version):
                     self._free(own, own.copies.pop(version))
             self._announce()
             return sorted((version, copy.token) for version, copy in own.snapshots().items())

@@ -19,8 +19,9 @@ from deadpool_run.vault.transfer.chunks import Hasher, SlotDigests
 from deadpool_run.vault.transfer.fetch import FetchTask
 from deadpool_run.vault.transfer.fetches import Done, Fetches
 from deadpool_run.vault.transfer.framing import Bucket
+from deadpool_run.vault.transfer.memory import Memory
 from deadpool_run.vault.transfer.receiver import Served
-from deadpool_run.vault.transfer.replicas import Memory, Replicas
+from deadpool_run.vault.transfer.replicas import Replicas
 from deadpool_run.vault.transfer.sender import LocalVersions, ReplicationLink
 from deadpool_run.vault.transfer.streams import Dial
 from deadpool_run.vault.vault import Vault
@@ -68,8 +69,7 @@ class Replicator:
         bucket, hasher = Bucket(bandwidth, closing), Hasher(secret)
         digests, replicas = SlotDigests(hasher), Replicas(hasher, vault)
         self._shared = Shared(vault, streams, bucket, closing, hasher, digests, replicas, dial, here)
-        self._vault = vault
-        self._loop = loop
+        self._vault, self._loop = vault, loop
         self._on_safe, self._on_refused = on_safe, on_refused
         self._floor: Version | None = None
         self._local: dict[Rank, LocalVersions] = {}
@@ -174,7 +174,7 @@ class Replicator:
         """Return, oldest first, the available versions of the rank; none without its transcript."""
         if not self._vault.lives_here(rank):
             return self._shared.replicas.versions(rank)
-        held = {*(each.version for each in self._local_of(rank).held()), *self._shared.replicas.parities.versions(rank)}
+        held = {*(each.version for each in self._local_of(rank).held()), *self._shared.replicas.snapshots(rank)}
         return tuple(sorted(held)) if self._vault.has_transcript(rank) else ()
 
     def seat(self, rank: Rank, source: Peer | None, done: Done) -> None:
@@ -187,11 +187,11 @@ class Replicator:
         self._fetches.seat(rank, source, done)
 
     def fetch(self, rank: Rank, version: Version, source: Peer, done: Done) -> None:
-        """Fetch this version into the rank's slots here, which then hold nothing else; call `done` as `seat` does."""
+        """Fetch this version into the rank's slots here, and call `done` as `seat` does."""
         self._fetches.fetch(rank, version, source, done)
 
     def compute(self, rank: Rank, version: Version, done: Done) -> None:
-        """Have this version in the rank's slots here, and call `done` as `seat` does; compute it if only a parity here has it.
+        """Have this version in the rank's slots here, and call `done` as `seat` does; only a copy or a parity here may have it.
 
         A fetch of an earlier order ends first: its thread may still write to a slot that the worker is about to use.
         """

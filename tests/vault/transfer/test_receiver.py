@@ -232,6 +232,30 @@ async def test_a_version_that_was_made_again_is_another_content():
 
 
 @in_loop
+async def test_a_committed_version_is_kept_until_that_of_the_roll_back_is_committed():
+    """A replacement holds only the version that it resumed from; another loss may bring all ranks back to the committed one."""
+    async with pair() as (node, owner):
+        await owner.gives(3)
+        tokens = {}
+        for version in (4, 5):
+            owner.write(version)
+            tokens[version] = owner.token
+            await off(lambda version=version: owner.put_all(version, held=list(tokens.items())))
+        node.vault.status_page.publish(Version(4), ())
+        node.replicator.discard_above(1, Version(6))
+        owner.write(6)
+        six = (6, owner.token)
+        answer = await off(lambda: owner.ask(**(owner.offer(5, 1, [six]) | {"token": tokens[5]})))
+        assert answer.held == list(tokens.items()), "the owner has only 6, and it is not here yet"
+        await off(lambda: owner.put_all(6, timeline=1))
+        assert node.replicator.versions(Rank(0)) == (4, 5, 6)
+        node.vault.status_page.publish(Version(6), ())
+        owner.write(7)
+        await off(lambda: owner.put_all(7, timeline=1, held=[six, (7, owner.token)]))
+        assert node.replicator.versions(Rank(0)) == (6, 7)
+
+
+@in_loop
 async def test_a_generation_forgets_everything_before_it():
     async with pair() as (node, owner):
         await owner.gives(5)

@@ -240,6 +240,44 @@ async def test_a_fetch_replaces_all_that_was_there_and_is_sent_on():
 
 
 @in_loop
+async def test_a_fetch_leaves_a_committed_version_that_another_loss_may_need():
+    async with cluster("a", "b") as (a, b):
+        await copied_twice(a, b)
+        a.replicator.set_buddies({Rank(0): ()})
+        a.capture(0, 6)
+        assert await b.seat(0, a.peer) is None
+        b.vault.status_page.publish(Version(5), ())
+        b.replicator.discard_above(1, Version(6))
+        a.replicator.discard_above(1, Version(6))
+        assert await b.fetch(0, 6, a.peer) is None
+        assert b.vault.captured(Rank(0)) == (5, 6)
+        assert b.body(0, 5) == content(0, 5)
+        assert b.body(0, 6) == content(0, 6)
+
+
+@in_loop
+async def test_a_buddy_with_three_versions_becomes_the_owner_of_each():
+    async with cluster("a", "b") as (a, b):
+        await copied_twice(a, b)
+        b.vault.status_page.publish(Version(4), ())
+        for node in (a, b):
+            node.replicator.discard_above(1, Version(5))
+        a.capture(0, 6)
+        await a.until_safe(0, 4, 5, 6, timeline=1)
+        await a.close()
+        assert b.replicator.versions(Rank(0)) == (4, 5, 6)
+        assert await b.seat(0) is None
+        assert b.vault.captured(Rank(0)) == (5, 6)
+        assert b.replicator.versions(Rank(0)) == (4, 5, 6)
+        done = b.loop.create_future()
+        b.replicator.discard_above(2, Version(4))
+        b.replicator.compute(Rank(0), Version(4), done.set_result)
+        assert await done is None
+        assert b.vault.captured(Rank(0)) == (4,)
+        assert b.body(0, 4) == content(0, 4)
+
+
+@in_loop
 async def test_of_two_orders_for_a_rank_the_later_counts():
     async with cluster("a", "b") as (a, b):
         a.holds(4, 5)
