@@ -122,9 +122,12 @@ class Storage:
             f"with {sorted(worse)}, every version from {self._newest_committed} would be lost, of some rank"
         )
 
+    def _note_commit(self) -> None:
+        self._newest_committed = max(self._newest_committed, self.committed())
+
     def bearable(self) -> set[str]:
         """Return the nodes whose loss the job can bear: the others have a version for all ranks, from the committed one."""
-        self._newest_committed = max(self._newest_committed, self.committed())
+        self._note_commit()
         return {
             name for name, node in self.nodes.items() if node.alive and self.have_all({name}, self._newest_committed)
         }
@@ -236,6 +239,7 @@ class Storage:
 
     def _trim(self, node: Node, source: Node, rank: int) -> None:
         """Drop copies of versions that the owner no longer holds, unless the next loss may need them."""
+        self._note_commit()
         held, copies = source.held(rank), node.copies.get(rank, {})
         with self._covering():
             node.copies[rank] = {each: kept for each, kept in copies.items() if each in held or self.may_need(each)}

@@ -15,7 +15,9 @@ from snapshot_kit import Training, digest, draws, given, in_child, seed
 from torch import nn
 
 from deadpool_run.errors import ScriptError, SnapshotError
+from deadpool_run.vault import segments
 from deadpool_run.vault.segments import whole_pages
+from deadpool_run.vault.status_page import EMPTY
 
 
 def captures(gift, optimizer, steps):
@@ -93,6 +95,30 @@ def test_a_restore_can_go_back_before_the_optimizer_had_state(slots):
     snapshots.restore(0)
     assert not training.optimizer.state
     assert training.digest() == before
+
+
+def test_a_survivor_restores_a_version_that_its_agent_has_fetched_into_its_slots(slots):
+    training = Training(1)
+    snapshots = training.protected_by(slots.own())
+    rank_entry, fds = slots.status_page.rank_entries[0], slots.fds[0]
+    snapshots.capture_now(0)
+    before = training.digest()
+    fetched = Path(f"/proc/self/fd/{fds[rank_entry.slots.index(0)]}").read_bytes()
+    for version in (1, 2):
+        training.step(snapshots)
+        snapshots.capture_now(version)
+    assert snapshots.held() == (1, 2)
+    slot = rank_entry.slots.index(1)
+    os.pwrite(fds[slot], fetched, 0)
+    rank_entry.set_slot(slot, 0)
+    segments.mark_empty(fds[1 - slot])
+    rank_entry.set_slot(1 - slot, EMPTY)
+    training.step(snapshots)
+    snapshots.restore(0)
+    assert training.digest() == before
+    training.step(snapshots)
+    assert snapshots.capture_now(1)
+    assert snapshots.held() == (0, 1)
 
 
 def test_a_restore_removes_state_that_the_snapshot_does_not_have(slots):
