@@ -27,7 +27,7 @@ from deadpool_run.agent.processes import children
 from deadpool_run.agent.processes.forkserver import ForkServer
 from deadpool_run.agent.processes.forkserver_process import ForkServerProcess, ForkServerSpec
 from deadpool_run.agent.processes.store import LOOPBACK
-from deadpool_run.agent.records import old_runs, script_copy
+from deadpool_run.agent.records import earlier_run, old_runs, script_copy
 from deadpool_run.agent.records.launch_identity import identity_of
 from deadpool_run.agent.records.logs import Logs
 from deadpool_run.agent.records.run_record import component, make_run_dir
@@ -116,8 +116,6 @@ class _Agent:
             None if spec.cluster is None else LoopWatch(_SLOW * spec.settings.node_timeout_s, tell, self._while_late)
         )
         try:
-            if spec.keep_runs is not None:
-                old_runs.remove_in_background(spec.run_dir.parent, spec.keep_runs)
             if banner := omp_banner(spec, os.environ):
                 tell(banner)
             return await (self._alone() if spec.cluster is None else self._among_others(spec.cluster))
@@ -126,10 +124,16 @@ class _Agent:
                 watch.close()
             await self._end()
 
+    def _remove_old_runs(self) -> None:
+        """Remove what `--keep-runs` says; not before a job was found or founded, as an earlier run may be evidence of it."""
+        if self._spec.keep_runs is not None:
+            old_runs.remove_in_background(self._spec.run_dir.parent, self._spec.keep_runs)
+
     # --- one machine ------------------------------------------------------------------------------------------------
 
     async def _alone(self) -> int:
         """Be the leader and the only node."""
+        self._remove_old_runs()
         spec = self._spec
         here = peers.Peer(ONLY_NODE, LOOPBACK, 0)
         exit_code, reason = _FAILED
@@ -175,6 +179,7 @@ class _Agent:
         loop = asyncio.get_running_loop()
         since = loop.time()
         found: rendezvous.Founder | rendezvous.Found | rendezvous.Over | None = None
+        earlier = None if cluster.authority is not None else await asyncio.to_thread(earlier_run.find, self._spec)
         while True:
             if found is None:
                 found = await rendezvous.find(
@@ -183,6 +188,7 @@ class _Agent:
                     settings=self._spec.settings,
                     former=self._former,
                     base=self.base,
+                    earlier=earlier if self._former is None else None,
                 )
             if isinstance(found, rendezvous.Over):
                 self.found_nobody = not self._over.done()
@@ -242,6 +248,7 @@ class _Agent:
         if spec.json_log:
             write_json(spec.run_id)  # a node that joins takes the job's
         make_run_dir(spec.run_dir)
+        self._remove_old_runs()
         script_copy.write(spec)
         self.base = spec.base_dir or spec.run_dir
         output = Logs(spec, self._console)

@@ -44,7 +44,7 @@ async def connect(
                 await loop.sock_connect(sock, (address, port))
         except ConnectionRefusedError as error:  # without asyncio's words
             raise OSError(error.errno, os.strerror(errno.ECONNREFUSED)) from error
-        except ValueError as error:  # from a peer's message
+        except (ValueError, OverflowError) as error:  # from a peer's message
             raise OSError(errno.EINVAL, f"{where!r} is no address") from error
         _prepare(sock)
         caller = Caller(credentials, role, _name(sock.getpeername()))

@@ -70,9 +70,9 @@ class Advertisement:
         """Complete the records; the last call."""
         self._tasks.cancel()
         if self._record is not None:
-            self._record.end(exit_code, reason)
+            self._record.end(exit_code, reason, over=not fenced)
         if self._leader is not None:
-            self._leader.close(exit_code, reason)
+            self._leader.close(exit_code, reason, over=not fenced)
             if not fenced:
                 self._publish_end(exit_code, reason)
         self._files.close(_GRACE_S)

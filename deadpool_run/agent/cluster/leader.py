@@ -394,7 +394,7 @@ class Leader:
         self._journal.close(0.0)  # its thread writes what is left
         self._record.leave()
 
-    def close(self, exit_code: int, reason: str) -> None:
+    def close(self, exit_code: int, reason: str, *, over: bool = True) -> None:
         """Complete the records; the last call."""
         self._journal.close()
-        self._record.end(exit_code, reason)
+        self._record.end(exit_code, reason, over=over)

@@ -39,10 +39,23 @@ def make_run_dir(run_dir: Path) -> None:
         state = (
             " that has ended" if record.get("ended") else f", of process {record['pid']}" if record.get("pid") else ""
         )
-        raise UsageError(
-            f"{run_dir} holds another run{named}{state}\ngive this run another --run-id, or a --run-dir of its own; "
-            "or remove that directory, with its journal and logs"
+        raise UsageError(f"{run_dir} holds another run{named}{state}\n{_advice(record)}")
+
+
+def _advice(record: dict[str, Any]) -> str:
+    if record.get("endpoints") and not record.get("over", record.get("ended")):
+        return (
+            "it may still run: to take part in it, start this machine as before, or with --rdzv-endpoint HOST:PORT of another "
+            "machine of it; if it is over, remove that directory, for example with `deadpool-run prune`"
         )
+    return (
+        "give this run another --run-id, or a --run-dir of its own; or remove that directory, with its journal and logs"
+    )
+
+
+def endpoints_of(spec: LaunchSpec) -> list[str]:
+    """Return where the machines of a run meet; empty for one machine."""
+    return [] if spec.cluster is None else [f"{host}:{port}" for host, port in spec.cluster.endpoints]
 
 
 def component(name: str) -> str:
@@ -84,6 +97,7 @@ class RunRecord:
             "pid": os.getpid(),
             "host": socket.gethostname(),
             "command": list(spec.target.argv),
+            "endpoints": endpoints_of(spec),
             "mode": spec.target.mode.value,
             "world_size": spec.settings.world_size,
             "spares": spec.settings.spares,
@@ -96,6 +110,7 @@ class RunRecord:
             "ended": None,
             "exit_code": None,
             "reason": None,
+            "over": False,
             "leader": leader,
             "term": term,
             "slurm_job": None if spec.slurm is None else spec.slurm.job_id,
@@ -105,9 +120,12 @@ class RunRecord:
         self._failed = False
         self._write()
 
-    def end(self, exit_code: int, reason: str) -> None:
-        """Mark the run as over, and wait a while for the disk: srun's caller reads the exit code there."""
-        self.parts |= {"ended": _now(), "exit_code": exit_code, "reason": reason}
+    def end(self, exit_code: int, reason: str, *, over: bool = True) -> None:
+        """Mark the agent's end, and wait a while for the disk: srun's caller reads the exit code there.
+
+        The run is not `over` if it continues without this agent.
+        """
+        self.parts |= {"ended": _now(), "exit_code": exit_code, "reason": reason, "over": over}
         self._write()
         if not self._sink.close(_GRACE_S):
             tell(f"the run's end is not in {self._path}: its disk did not answer within {_GRACE_S:g} s")

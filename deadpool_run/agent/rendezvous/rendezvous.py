@@ -15,6 +15,7 @@ from deadpool_run.agent.authority.bounded import BoundedAuthority
 from deadpool_run.agent.authority.claim import LeaderClaim
 from deadpool_run.agent.console import tell
 from deadpool_run.agent.processes.store import family_of
+from deadpool_run.agent.records.earlier_run import EarlierRun
 from deadpool_run.agent.rendezvous import leader_file
 from deadpool_run.agent.rendezvous.shared_folder import SharedFolder
 from deadpool_run.agent.spec import Cluster
@@ -79,20 +80,22 @@ class Former:
     """Where the others listened. Each of them redirects to the leader."""
 
 
-async def find(
+async def find(  # noqa: PLR0913 - what the agent knows of its job
     cluster: Cluster,
     stop: asyncio.Future[tuple[int, str]],
     *,
     settings: Settings,
     former: Former | None = None,
     base: Path | None = None,
+    earlier: EarlierRun | None = None,
 ) -> Founder | Found | Over:
     """Find or found the job. A node that was in the job before (`former`) may not found another: it waits for a leader.
 
-    `base` is the run's directory, which has a leader file if the disk is shared. Raises `UsageError` if the tokens differ, or
-    no endpoint can be resolved, and `AuthorityError` if the external authority cannot be asked.
+    `base` is the run's directory, which has a leader file if the disk is shared. An `earlier` run that may live is joined if an agent
+    of it answers. Raises `UsageError` if none does and this node would found another, if the tokens differ, or if no endpoint can
+    be resolved, and `AuthorityError` if the external authority cannot be asked.
     """
-    search = _Search(cluster, settings.node_timeout_s, base, former)
+    search = _Search(cluster, settings.node_timeout_s, base, former, earlier)
     timeout_s = settings.join_timeout_s
     began, pause, reported = time.monotonic(), _FIRST_PAUSE_S, False
     while True:
@@ -124,14 +127,17 @@ class _Search:
         node_timeout_s: float,
         base: Path | None,
         former: Former | None,
+        earlier: EarlierRun | None,
     ) -> None:
         self._cluster = cluster
+        self._earlier = earlier
         self._may_found = former is None
         self._former = former or Former()
         self._credentials = Credentials(cluster.token, cluster.node_name, self._former.run_id)
         self._base = base
         self._began = time.monotonic()
         self._failure = OSError("no endpoint")
+        self._silent: OSError | None = None
         authority = cluster.authority
         self._record = None if authority is None else _Record(cluster, authority, node_timeout_s)
         self._refusals = 0
@@ -140,18 +146,21 @@ class _Search:
 
     def once(self) -> Founder | Found | Over | OSError:
         """Search, or found the job; return why neither was possible. Blocks."""
-        if (found := self._at_former_agents()) is not None:
+        if (found := self._at_known_agents()) is not None:
             return found
         return self._at_endpoints() if self._cluster.endpoints else self._by_record()
 
-    def _at_former_agents(self) -> Found | None:
-        for address, port in self._former.agents[:_MAX_PROBED]:
+    def _at_known_agents(self) -> Found | None:
+        credentials, agents = self._credentials, self._former.agents
+        if self._earlier is not None and self._is_in_doubt():
+            credentials, agents = replace(credentials, run_id=self._earlier.run_id), self._earlier.agents
+        self._silent = None
+        for address, port in agents[:_MAX_PROBED]:
             try:
-                connection = dial(ConnectionRole.MEMBER, address, port, self._credentials, _PROBE_S)
+                return _found(dial(ConnectionRole.MEMBER, address, port, credentials, _PROBE_S), self._cluster)
             except OSError as failure:
                 self._failure = failure
-            else:
-                return _found(connection, self._cluster)
+                self._silent = self._silent if failure.errno == errno.ECONNREFUSED else failure
         return None
 
     def _by_record(self) -> Founder | Found | Over | OSError:
@@ -207,9 +216,14 @@ class _Search:
         return time.monotonic() < self._began + _DOUBT_S
 
     def _found(self, founder: Founder) -> Founder | Found | Over | OSError:
-        """Found the job, unless the authority knows of it."""
+        """Found the job, unless the authority knows of it, or an earlier one may live."""
         if self._record is None:
-            return founder
+            if self._earlier is None:
+                return founder
+            founder.listener.close()
+            if self._silent is not None and self._is_in_doubt():
+                return self._silent
+            raise UsageError(self._earlier.refusal)
         try:
             found = self._record.find(founder.listener.getsockname()[:2])
             if found is None:
