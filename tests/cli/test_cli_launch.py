@@ -183,7 +183,7 @@ def test_the_shutdown_timeout_of_torch_counts_where_none_is_given():
 
 
 def test_the_join_timeout_of_torchruns_rendezvous_counts_where_none_is_given():
-    given = {"nnodes": "2", "rdzv_endpoint": "node7:1", "rdzv_conf": "join_timeout=60, read_timeout=5"}
+    given = {"nnodes": "3", "rdzv_endpoint": "node7:1", "rdzv_conf": "join_timeout=60, read_timeout=5"}
     assert planned(**given).spec.settings.join_timeout_s == 60
     assert planned(**given).notes == ("no effect: --rdzv-conf",)
     assert planned(**given, join_timeout="7").spec.settings.join_timeout_s == 7
@@ -224,7 +224,36 @@ def test_what_means_nothing_here_is_said_once():
     )
     assert planned(standalone=True, rdzv_backend="c10d", rdzv_endpoint="elsewhere:1").notes == ()
     several = {"nnodes": "2", "rdzv_endpoint": "node7:1", "rdzv_id": "job", "rdzv_backend": "c10d"}
-    assert planned(**several).notes == ("no effect: --rdzv-backend",)
+    assert planned(**several).notes[0] == "no effect: --rdzv-backend"
+
+
+TWO = {"nnodes": "2", "rdzv_endpoint": "node7:1"}
+
+
+@pytest.mark.parametrize(
+    ("given", "survives"),
+    [
+        ({}, "replaced on its machine"),
+        ({"spares": "2w"}, "the other continues"),
+        ({"spares": "1n"}, "the other continues"),
+    ],
+)
+def test_a_job_on_two_machines_says_what_it_survives_and_what_not(given, survives):
+    (note,) = planned(**TWO, **given).notes
+    assert survives in note
+    assert "power or its link, both stop" in note
+    assert "--spares 1n" in note
+
+
+def test_other_jobs_say_nothing_of_two_machines(tmp_path):
+    authority = {"authority": f"file:{tmp_path}", "run_id": "job", "spares": "1n"}
+    for given in (
+        {**TWO, "nnodes": "3"},
+        {**TWO, "nnodes": "3", "spares": "1n"},
+        {**TWO, **authority},
+        {"spares": "1"},
+    ):
+        assert planned(**given).notes == ()
 
 
 @pytest.mark.parametrize(

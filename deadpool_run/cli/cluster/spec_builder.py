@@ -109,12 +109,17 @@ def _settings(
 
 
 def _notes(spec: LaunchSpec, machines: int) -> Iterator[str]:
-    """Yield warnings about the spares of the job, one sentence each."""
+    """Yield warnings about the machines and spares of the job, one sentence each."""
     settings, devices = spec.settings, spec.devices
-    if machines == 2 and (settings.spares or settings.spare_nodes) and not (spec.cluster and spec.cluster.authority):
+    if machines == 2 and not (spec.cluster and spec.cluster.authority):
+        survives = (
+            "if the agent of one ends, the other continues"
+            if settings.spares or settings.spare_nodes
+            else "a lost rank is replaced on its machine, but a lost machine needs another within --join-timeout"
+        )
         yield (
-            "if one of two machines loses its power or its link, both stop: with --authority, or with a third machine as "
-            "a spare, one continues"
+            f"two machines: {survives}; if one loses its power or its link, both stop, unless there is a third machine as a "
+            "spare (--spares 1n) or --authority"
         )
     if settings.hot_spares and settings.spares and devices == spec.nproc_per_node:
         yield (
