@@ -100,7 +100,9 @@ matrix: $(STAMP)  ## kill a rank in each phase of each training loop: writes doc
 
 search: $(STAMP)  ## random loops, layouts and faults for MINUTES=10; SEED=n repeats a failure
 	failed=0; \
-	$(if $(SEED),,$(BIN)/python tests/sim/shells/search_shells.py --minutes $(MINUTES)e-1 || failed=1;) \
+	$(if $(SEED),,$(BIN)/python tests/sim/shells/search_shells.py --minutes $(MINUTES)e-1 || failed=1; \
+	  $(BIN)/python tests/core/leadership/search_elections.py --minutes $(MINUTES)e-1 || failed=1; \
+	  $(BIN)/python -m pytest -q --hypothesis-profile long --timeout 1800 -n $(JOBS) $$(find tests -name 'test_*_fuzz.py') || failed=1;) \
 	$(BIN)/python tests/search/search.py --at-once $(JOBS) $(if $(SEED),--seed $(SEED),--minutes $(MINUTES)) || failed=1; \
 	exit $$failed
 

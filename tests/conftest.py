@@ -12,7 +12,8 @@ from kit.cluster import Cluster
 
 # Machines are busy, and no test asserts how long anything takes.
 hypothesis.settings.register_profile("untimed", deadline=None)
-hypothesis.settings.load_profile("untimed")
+hypothesis.settings.register_profile("long", deadline=None, max_examples=2000)
+hypothesis.settings.load_profile("untimed")  # the option --hypothesis-profile loads another one later
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

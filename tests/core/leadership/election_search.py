@@ -135,6 +135,15 @@ STARTS: dict[str, Callable[[], World]] = {
     "one grows to three with an authority": cache(lambda: found(3, grow=True, claims=True)),
     "three shrink to two with an authority": cache(lambda: shrink(3, claims=True)),
 }
+MIXES = {
+    "closed links": ("order", "end", "reset", "cut", "entry"),
+    "pauses": ("order", "sleep", "hold", "entry"),
+    "stopped clocks": ("freeze", "sleep", "hold", "cut"),
+    "refusals": ("order", "refuse", "cut", "end"),
+    "everything": ("order", "end", "reset", "cut", "hold", "sleep", "freeze", "refuse", "entry"),
+}
+MOST = 6
+"""Faults of one schedule, in a long search."""
 KINDS = frozenset({"order", "end", "refuse", "entry", "reset", "sleep", "freeze", "all", "hold", "cut"})
 
 
