@@ -397,7 +397,12 @@ class Simulation:
         assert any(text in reason and excused for text, excused in excuses.items()), f"stopped without need: {reason}"
 
     def is_covered(self, lost: set[str]) -> bool:
-        """Tell whether the job survives the loss of these nodes: others have a version for all ranks, and no node is lost now."""
+        """Tell whether the job survives the loss of these nodes: no node is lost now, and others have a version for all ranks.
+
+        They must have one as soon as the job runs, if there are no more losses than copies.
+        """
         dead = {node.name for node in self.storage.nodes.values() if not node.alive}
-        found = not dead & set(self.state.nodes)
-        return self.state.phase is JobPhase.RUNNING and found and self.storage.have_all(lost)
+        found = self.state.phase is JobPhase.RUNNING and not dead & set(self.state.nodes)
+        is_first = not (self.nodes_lost or self.refusals or self.left or self.state.closed)
+        must_have = is_first and len(lost) <= min(self.settings.replicas, len(self.storage.nodes) - 1)
+        return found and (must_have or self.storage.have_all(lost))

@@ -113,7 +113,7 @@ class Storage:
         """Assert that what follows drops nothing that the next loss may need.
 
         If the job can bear the loss of a node now, it can afterwards: the other nodes have a version for all ranks that is
-        not older than the committed one.
+        not older than the committed one. Without buddies nothing is copied, and nothing is promised.
         """
         before = self.bearable()
         yield
@@ -125,12 +125,16 @@ class Storage:
     def _note_commit(self) -> None:
         self._newest_committed = max(self._newest_committed, self.committed())
 
+    def known_committed(self) -> int:
+        """Return the committed version as nodes know it: it stays so while new buddies get their copies."""
+        self._note_commit()
+        return self._newest_committed
+
     def bearable(self) -> set[str]:
         """Return the nodes whose loss the job can bear: the others have a version for all ranks, from the committed one."""
         self._note_commit()
-        return {
-            name for name, node in self.nodes.items() if node.alive and self.have_all({name}, self._newest_committed)
-        }
+        alive = [name for name, node in self.nodes.items() if node.alive and self.buddies]
+        return {name for name in alive if self.have_all({name}, self._newest_committed)}
 
     def is_protected(self) -> bool:
         """Tell whether a version is committed that is not older than the last resume: replaced ranks hold no older ones."""
@@ -160,7 +164,7 @@ class Storage:
         """Keep a snapshot. Return False if no slot is free."""
         if self.homes.get(rank) != node:
             return False  # the rank has moved, but this worker does not know it yet
-        committed, abandoned = self.committed(), self.abandoned()
+        committed, abandoned = self.known_committed(), self.abandoned()
         slots = self.nodes[self.homes[rank]].slots[rank]
         free = free_slot(slots, committed, abandoned)
         if free is not None:

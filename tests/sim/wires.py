@@ -88,6 +88,10 @@ class CutStorage(Storage):
         """Assert nothing: memory of nodes that the leader has given up counts as alive here."""
         return contextlib.nullcontext()
 
+    def known_committed(self) -> int:
+        """Return what the buddies have now: a new leader does not know what was committed before."""
+        return self.committed()
+
     def clear_on(self, name: str, key: tuple[int, int, int]) -> None:
         if key > self._begun:
             self._begun = key
