@@ -38,7 +38,7 @@ def test_nodes_are_drained_and_leave(part):
 
 
 def test_leaders_are_lost_while_ranks_move():
-    jobs = [leaders_simulation(seed, MOVES) for seed in range(60)]
+    jobs = [leaders_simulation(seed, MOVES) for seed in range(100)]
     for seed, job in enumerate(jobs):
         try:
             job.run()
