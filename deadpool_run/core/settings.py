@@ -6,6 +6,14 @@ MAX_GROUP = 64
 """The most ranks that may share a parity."""
 
 
+def more_to_attach_s(world_size: int) -> float:
+    """Return how much longer an attach may take in a large world, where each communicator connects with more ranks.
+
+    NCCL and Gloo need up to 8 ms a rank, it is thought. This is seven times as much, and nothing for fewer than 16 ranks.
+    """
+    return float(world_size // 16)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """Settings of one job. Durations are in seconds."""

@@ -8,7 +8,7 @@ from deadpool_run.core.copies import holders, interval, shortages
 from deadpool_run.core.decision import Decision
 from deadpool_run.core.members import Member
 from deadpool_run.core.recovery import relocation, repair, restart, shutdown, spare_pool
-from deadpool_run.core.settings import Settings
+from deadpool_run.core.settings import Settings, more_to_attach_s
 from deadpool_run.core.state import Repair, State
 from deadpool_run.core.transitions import JobPhase, MemberPhase
 
@@ -116,8 +116,11 @@ def _ended(why: str) -> Callable[[Decision, Member], None]:
     return lambda decision, member: decision.end(member, why)
 
 
-def _stuck(decision: Decision, member: Member) -> None:
-    decision.end(member, f"no progress while {member.phase} for {decision.settings.repair_timeout_s:g} s")
+def _stuck_after(seconds: Callable[[Settings], float]) -> Limit:
+    def end(decision: Decision, member: Member) -> None:
+        decision.end(member, f"no progress while {member.phase} for {seconds(decision.settings):g} s")
+
+    return Limit(_in_repair(seconds), end)
 
 
 def _not_started(decision: Decision, member: Member) -> None:
@@ -139,7 +142,7 @@ def _not_aborted(decision: Decision, member: Member) -> None:
 
 
 _lingering = _ended("every rank has finished, and it has not exited")
-_STUCK = Limit(_in_repair(lambda settings: settings.repair_timeout_s), _stuck)
+_STUCK = _stuck_after(lambda settings: settings.repair_timeout_s)
 
 LIMITS: Mapping[MemberPhase, Limit] = {
     MemberPhase.STARTING: Limit(_until_started, _not_started),
@@ -156,7 +159,9 @@ LIMITS: Mapping[MemberPhase, Limit] = {
     MemberPhase.RE_ENTERING: _STUCK,
     MemberPhase.REHEARSING: _STUCK,
     MemberPhase.RESTORING: _STUCK,
-    MemberPhase.ATTACHING: _STUCK,
+    MemberPhase.ATTACHING: _stuck_after(
+        lambda settings: settings.repair_timeout_s + more_to_attach_s(settings.world_size)
+    ),
     MemberPhase.UNATTACHED: Limit(_until_unattached, repair.attach_failed),
     MemberPhase.RAISED: Limit(
         lambda _settings, state, since: since + RAISED_S if state.managed else None,

@@ -181,7 +181,7 @@ def test_another_format_is_refused_with_what_to_do(tmp_path):
     with pytest.raises(ProtocolError) as refused:
         replay(path)
     what, advice = str(refused.value).splitlines()
-    assert what == f"{path} is a journal of format 1, and this version of deadpool-run reads format 3 only."
+    assert what == f"{path} is a journal of format 1, and this version of deadpool-run reads format 4 only."
     assert advice == "Replay it with the version of deadpool-run that wrote it."
 
 

@@ -282,6 +282,19 @@ def test_the_phases_with_a_limit_are_those_whose_times_are_counted():
     assert set(timers.LIMITS) == TIMED
 
 
+def test_an_attach_may_take_longer_in_a_large_world():
+    def limit_s(world_size, phase=MemberPhase.ATTACHING):
+        settings = Settings(world_size=world_size)
+        state = coordinator.new_state(settings)
+        state.phase = JobPhase.REPAIRING
+        return timers.LIMITS[phase].until(settings, state, 0.0)
+
+    assert limit_s(8) == 60
+    assert limit_s(512) == 92
+    assert limit_s(4096) == 316
+    assert limit_s(4096, MemberPhase.RESTORING) == 60
+
+
 def test_a_step_that_raised_leaves_a_void_state(monkeypatch):
     state = coordinator.new_state(SETTINGS)
     monkeypatch.setattr(spare_pool, "heal", lambda _decision: 1 / 0)

@@ -69,11 +69,6 @@ def forget_coalescing(group: ProcessGroup) -> None:
     distributed_c10d._world.pg_coalesce_state.pop(group, None)  # noqa: SLF001
 
 
-def carrier() -> str:
-    """Return the name of the backend that carries the tensors of our groups."""
-    return dist.Backend.NCCL if torch.cuda.is_available() else dist.Backend.GLOO
-
-
 def open_store(host: str, port: int, timeout: timedelta = STORE_TIMEOUT) -> Store:
     """Connect to a store within `timeout`. Raises torch's `DistError`."""
     with dns.short_timeout():

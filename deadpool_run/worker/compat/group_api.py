@@ -11,8 +11,6 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
-from deadpool_run.worker.compat import c10d
-
 BACKEND = "deadpool"
 HOST_ONLY = object()
 """In place of a library's options, for a group that the script made for CPU tensors only."""
@@ -55,7 +53,14 @@ class GroupApi(dist.ProcessGroup):
     @property
     def _device_types(self) -> list[torch.device]:
         """The devices whose tensors the group communicates."""
-        return [torch.device("cpu"), *([torch.device("cuda")] if torch.cuda.is_available() else [])]
+        return [
+            torch.device("cpu"),
+            *([torch.device("cuda")] if torch.cuda.is_available() and self.has_device() else []),
+        ]
+
+    def has_device(self) -> bool:
+        """Return whether the group may get tensors of the device: not if the script made it for CPU tensors only."""
+        return True
 
     def runs_on(self, _device: torch.device) -> bool:
         """Return whether the group's collectives on tensors of this device run on the device, and not on the host."""
@@ -79,7 +84,8 @@ class GroupApi(dist.ProcessGroup):
 
     def name(self) -> str:
         """Return the name of the backend that carries the tensors, as `torch.distributed.get_backend` does."""
-        return str(c10d.carrier())
+        on_device = torch.cuda.is_available() and self.has_device()
+        return str(dist.Backend.NCCL if on_device else dist.Backend.GLOO)
 
     _get_backend_name = name
 

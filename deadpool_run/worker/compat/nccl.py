@@ -13,6 +13,11 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d as native
 from torch._C._distributed_c10d import ProcessGroup, Store
 
+SYMMETRIC = (
+    *("enable_symm_mem_for_group", "rendezvous", "empty"),
+    *("set_backend", "get_mem_pool", "get_mempool_allocator"),
+)
+"""The functions of `torch.distributed._symmetric_memory` that a script begins with."""
 SUCCESS = "SUCCESS"
 """The name of torch's `ErrorType` for a communicator without an error."""
 
@@ -83,9 +88,13 @@ def error_of(communicator: Any) -> str:
 
 
 def refuse_symmetric_memory(refuse: Callable[..., NoReturn]) -> None:
-    """Call `refuse` in place of the functions that map a peer's memory."""
+    """Call `refuse` in place of the functions that map a peer's memory, or allocate for that. FSDP2 allocates as usual then."""
     from torch.distributed import _symmetric_memory  # noqa: PLC0415 - only jobs on GPUs may use it
 
-    for name in ("enable_symm_mem_for_group", "rendezvous", "empty"):
+    for name in SYMMETRIC:
         if hasattr(_symmetric_memory, name):
             setattr(_symmetric_memory, name, refuse)
+    for backend in (getattr(dist, name, None) for name in ("ProcessGroupNCCL", "ProcessGroupNCCL2")):
+        if backend is not None:
+            backend.supports_tensor_alloc = lambda *_: False  # what FSDP2 asks before it allocates there
+            backend.allocate_tensor = backend.register_mem_pool = refuse

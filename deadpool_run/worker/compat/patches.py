@@ -14,7 +14,6 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from deadpool_run.ids import PACKAGE
-from deadpool_run.worker.compat.c10d import carrier
 from deadpool_run.worker.compat.group_api import BACKEND, HOST_ONLY, GroupApi
 
 _INNER_BACKENDS = frozenset({"gloo", "nccl", "nccl2", "nccl-legacy", "nccl-lazy"})
@@ -78,8 +77,8 @@ def _monitored_barrier(
 
 def _get_backend(torch_get: Any, group: Any = None) -> Any:
     """Return the name of the carrying backend: scripts use it to learn what is supported (Gloo has no mean of integers)."""
-    name = torch_get(group)
-    return carrier() if _is_ours(group or dist.GroupMember.WORLD) else name
+    name, chosen = torch_get(group), group or dist.GroupMember.WORLD
+    return chosen.name() if isinstance(chosen, GroupApi) else name
 
 
 def _flight_recorder(torch_attach: Any, group: Any, *args: Any, **kwargs: Any) -> None:

@@ -5,7 +5,7 @@ a kernel that never ends, an aborted collective looks successful and leaves garb
 docs/gpu.md says which of these facts each implementation rests on, and what has shown them.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Protocol
@@ -63,10 +63,19 @@ class DeviceBackend(Protocol):
     def bind(self, group: ProcessGroup, communicator: Any) -> Any:
         """Return the object whose methods issue collectives on the device. `group` has no backend yet."""
 
-    def connect(
-        self, communicator: Any, store: Store, spec: GroupSpec, place: torch.device, timeout: timedelta
+    def handle(self, communicator: Any) -> str:
+        """Return what the other members need to connect with this one, besides the store; empty if nothing."""
+
+    def connect(  # noqa: PLR0913, PLR0917 - what both kinds of library need
+        self,
+        communicator: Any,
+        store: Store,
+        spec: GroupSpec,
+        place: torch.device,
+        handles: Sequence[str],
+        timeout: timedelta,
     ) -> None:
-        """Connect with the peers, which connect too. Raises `RuntimeError` after `timeout`, or if `abort` is called."""
+        """Connect with the peers, which connect too. `handles` are those of all members, in their order. Raises `RuntimeError` after `timeout`, or if `abort` is called."""
 
     def abort(self, communicator: Any) -> None:
         """End every collective, and free the host and the device from them. May wait for other communicators' aborts."""

@@ -10,7 +10,8 @@ The function of torch or NCCL on which a statement here rests is named in docs/g
 import os
 import re
 import time
-from collections.abc import Iterable
+import warnings
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from typing import Any, NoReturn
 
@@ -18,11 +19,12 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import ProcessGroup, Store
 
+from deadpool_run.core.settings import more_to_attach_s
 from deadpool_run.errors import ScriptError
 from deadpool_run.worker.compat import nccl
-from deadpool_run.worker.compat.c10d import get_all
 from deadpool_run.worker.device.backend import GroupSpec
 
+_CONNECTING = "TORCH_NCCL_NONBLOCKING_TIMEOUT"
 SETTINGS = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",  # else the watchdog ends the process when a peer is lost
     "TORCH_NCCL_ENABLE_MONITORING": "0",  # else a monitor ends the process while an abort takes its time
@@ -33,7 +35,7 @@ SETTINGS = {
     "TORCH_NCCL_DESYNC_DEBUG": "0",
     "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "0",  # else the watchdog sleeps a minute with the lock that every collective takes
     "TORCH_NCCL_USE_COMM_NONBLOCKING": "1",  # NCCL allows an abort during other calls only then
-    "TORCH_NCCL_NONBLOCKING_TIMEOUT": "30",  # of connecting: the time of an attach
+    _CONNECTING: "30",  # of connecting; more in a large world
     "NCCL_NVLS_ENABLE": "0",  # multicast memory of a lost peer cannot be freed
 }
 """Read by torch and NCCL when a communicator is made, so that `init` is early enough."""
@@ -77,9 +79,21 @@ class CudaMark:
         return True
 
 
+def _warn_of_other_values() -> None:
+    """Warn once in a job of values that the user has set otherwise."""
+    other = {name: os.environ.get(name, value) for name, value in SETTINGS.items() if name != _CONNECTING}
+    changed = [f"{name}={SETTINGS[name]} (it was {was})" for name, was in other.items() if was != SETTINGS[name]]
+    if changed and os.environ.get("RANK", "0") == "0":
+        warnings.warn(
+            f"deadpool-run sets {', '.join(changed)}: with another value, a process would not survive the loss of a peer.",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
+
 def _refuse_symmetric_memory(*_args: Any, **_kwargs: Any) -> NoReturn:
     raise ScriptError(
-        "symmetric memory maps the memory of other ranks, and would keep that of a lost one.\n"
+        "symmetric memory, and memory that a communicator registers, may map that of other ranks, and would keep that of a lost one.\n"
         "Use collectives instead, or start the job without deadpool_run.init()."
     )
 
@@ -96,6 +110,7 @@ class Nccl:
                 "TORCH_DISTRIBUTED_DEBUG=DETAIL makes torch end the process when a collective fails, so that no survivor is left.\n"
                 "Set it to INFO, or unset it."
             )
+        _warn_of_other_values()
         os.environ.update(SETTINGS)
         nccl.refuse_symmetric_memory(_refuse_symmetric_memory)
 
@@ -109,6 +124,9 @@ class Nccl:
 
     def create(self, store: Store, spec: GroupSpec, place: torch.device) -> Any:
         """See `DeviceBackend.create`."""
+        # Torch keeps the value that it finds first, which is the world's. An abort waits for a thread that connects, up to this time.
+        limit_s = int(SETTINGS[_CONNECTING]) + int(more_to_attach_s(len(spec.ranks)))
+        os.environ[_CONNECTING] = str(limit_s)
         with torch.cuda.device(place):
             return self._make(store, spec.rank, len(spec.ranks), self._options(spec))
 
@@ -117,8 +135,18 @@ class Nccl:
         nccl.register(group, communicator)
         return group
 
+    def handle(self, _communicator: Any) -> str:
+        """See `DeviceBackend.handle`. Members find each other in the store."""
+        return ""
+
     def connect(
-        self, communicator: Any, _store: Store, _spec: GroupSpec, place: torch.device, _timeout: timedelta
+        self,
+        communicator: Any,
+        _store: Store,
+        _spec: GroupSpec,
+        place: torch.device,
+        _handles: Sequence[str],
+        _timeout: timedelta,
     ) -> None:
         """See `DeviceBackend.connect`. Torch reads the timeout from the environment."""
         with torch.cuda.device(place):
@@ -180,16 +208,22 @@ class Nccl2(Nccl):
 
     name = "nccl2"
 
+    def handle(self, communicator: Any) -> str:
+        """See `DeviceBackend.handle`."""
+        return str(communicator.get_reconfigure_handle())
+
     def connect(
-        self, communicator: Any, store: Store, spec: GroupSpec, place: torch.device, timeout: timedelta
+        self,
+        communicator: Any,
+        _store: Store,
+        _spec: GroupSpec,
+        place: torch.device,
+        handles: Sequence[str],
+        timeout: timedelta,
     ) -> None:
-        """See `DeviceBackend.connect`. Members find each other by handles, which they put into the store."""
-        store.set(f"handle{spec.rank}", communicator.get_reconfigure_handle())
-        keys = [f"handle{rank}" for rank in range(len(spec.ranks))]
-        store.wait(keys, timeout)
-        handles = [value.decode() for value in get_all(store, keys)]
+        """See `DeviceBackend.connect`."""
         with torch.cuda.device(place):
-            nccl.reconfigure(communicator, handles, timeout)
+            nccl.reconfigure(communicator, list(handles), timeout)
 
     def release(self, communicator: Any) -> None:
         """See `DeviceBackend.release`. The abort has only revoked the communicator."""

@@ -6,9 +6,12 @@ The blocking part runs in a helper thread. If another member dies, the caller is
 latest at the timeout, and frees what it has opened. Members connect only after all of them have announced themselves. So
 the blocking part is short, and no member connects to a peer that still severs the last epoch's connections.
 
+A group that a script creates on a device later has a rendezvous of its members. So what a library allows for connecting is not
+spent on members that are late at `new_group`.
+
 Store keys of a rendezvous, below its prefix: `@<rank>` announces a member, `@come` counts the members, and all wait for
 `@go`. The last one sets it to the list of all that was announced, so that each member reads one key and not one of every
-other member. A cancelled member sets `@go` to another value. That ends its own wait, and the waits of the others, whose epoch
+other member. The handles by which members of a communicator find each other are in the announcements, too. A cancelled member sets `@go` to another value. That ends its own wait, and the waits of the others, whose epoch
 is over too. Any other way to end a wait in torch's store fills the log.
 """
 
@@ -23,6 +26,7 @@ from datetime import timedelta
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, ProcessGroup, Store
 
+from deadpool_run.core.settings import more_to_attach_s
 from deadpool_run.errors import AttachError, MissingGroupError, ProtocolError
 from deadpool_run.structs import Untagged
 from deadpool_run.wire import typed
@@ -31,8 +35,17 @@ from deadpool_run.worker.device.backend import DeviceBackend, GroupSpec
 from deadpool_run.worker.device.channel import Channel, ChannelsEnd, quiesce
 from deadpool_run.worker.groups import gloo
 
+_ATTACH_S, _GROUP_S = 30.0, 0.5
 _MARGIN_S = 1.0
 _CANCELLED = "cancelled"
+
+
+def attach_timeout(world_size: int, groups: int = 0) -> timedelta:
+    """Return the limit of one attach. A small job takes milliseconds: all members are ready when it starts.
+
+    It ends only what no loss has cancelled. The coordinator, too, allows more for a large world.
+    """
+    return timedelta(seconds=_ATTACH_S + more_to_attach_s(world_size) + _GROUP_S * groups)
 
 
 class _Member(Untagged):
@@ -42,6 +55,8 @@ class _Member(Untagged):
     groups: list[str]
     host: bool = True
     """Whether it has needed Gloo for a group on the device."""
+    handles: tuple[str, ...] = ()
+    """Of its communicators on the device, by group; empty for a group without one, or without a device."""
 
 
 @dataclass(slots=True, eq=False)
@@ -128,6 +143,7 @@ class ConnectAttempt:
         self._device = device
         self._place = None if device is None else device.place()  # of the caller's thread
         self._channels: list[Channel] = []
+        self._meets_at = rendezvous.prefix
         self._on_abort = on_abort
         self._rendezvous = rendezvous
         self._specs = tuple(specs)
@@ -180,16 +196,21 @@ class ConnectAttempt:
 
     def _work(self, peers: tuple[gloo.Endpoint, ...] | None) -> None:
         connected: list[EpochGroup] = []
+        channels: list[Channel | None] = [None] * len(self._specs)
+        members: dict[int, _Member] = {}
         error: Exception | None = None
         store = None
         try:
             store = self._rendezvous.connections.take()
-            self.peers = self._meet(store) if peers is None else peers
+            own = store if self._device is None else c10d.clone_store(store)
+            if self._device is not None:
+                channels = self._create(self._device, own)
+            members = self._meet_world(store, channels) if peers is None else self._meet_group(store, channels, peers)
             for spec in self._specs:
                 self._check_time()
                 connected.append(self._connect(store, spec))
             if self._device is not None:
-                connected = self._connect_device(self._device, c10d.clone_store(store), connected)
+                connected = self._connect_device(self._device, own, channels, members, connected)
         except Exception as caught:  # noqa: BLE001 - handed to the thread that waits
             error = caught
         if store is not None and not isinstance(error, dist.DistNetworkError):  # then the connection is broken
@@ -202,12 +223,36 @@ class ConnectAttempt:
                     self._outcome.set_exception(error)
         if error is not None:
             self.abandon()
-        connected.clear()  # frees what is not wanted: the error's traceback would keep it
+        connected.clear()
+        channels.clear()  # frees what is not wanted: the error's traceback would keep it
 
-    def _meet(self, store: Store) -> tuple[gloo.Endpoint, ...]:
-        """Announce this process and wait for all members; return the addresses of their devices."""
-        prefix, rank, size = self._rendezvous.prefix, self._rendezvous.rank, self._rendezvous.size
-        mine = _Member(self._gloo_device.endpoint, [spec.group for spec in self._specs], self.host)
+    def _meet_world(self, store: Store, channels: Sequence[Channel | None]) -> dict[int, _Member]:
+        members = self._meet(store, channels, self._rendezvous.rank, range(self._rendezvous.size))
+        self.host = any(member.host for member in members.values())
+        self.peers = tuple(member.endpoint for member in members.values())
+        return members
+
+    def _meet_group(
+        self, store: Store, channels: Sequence[Channel | None], peers: tuple[gloo.Endpoint, ...]
+    ) -> dict[int, _Member]:
+        """Meet the members of a new group on the device, in an epoch in which the world has met."""
+        self.peers = peers
+        if not any(channels):
+            return {}
+        (spec,) = self._specs
+        self._meets_at = f"{self._meets_at}/{spec.group}"
+        return self._meet(store, channels, spec.rank, spec.ranks)
+
+    def _meet(
+        self, store: Store, channels: Sequence[Channel | None], rank: int, ranks: Sequence[int]
+    ) -> dict[int, _Member]:
+        """Announce this process, the member `rank` of `ranks`, and wait for all members; return their announcements by world rank."""
+        prefix, size = self._meets_at, len(ranks)
+        device = self._device
+        handles = (
+            () if device is None else ("" if each is None else device.handle(each.communicator) for each in channels)
+        )
+        mine = _Member(self._gloo_device.endpoint, [spec.group for spec in self._specs], self.host, tuple(handles))
         with self._lock:
             self._check_time()
             self._is_waiting = True
@@ -225,11 +270,12 @@ class ConnectAttempt:
         if told == _CANCELLED.encode():
             raise AttachError("a member left the rendezvous, because another one was lost")
         try:
-            members = typed.from_plain(list[_Member], typed.parse(told))
+            found = typed.from_plain(list[_Member], typed.parse(told))
         except ProtocolError as error:
             raise AttachError(f"a member's entry in the store is none: {error}") from error
-        if len(members) != size:
-            raise AttachError(f"the store has {len(members)} entries of {size} members")
+        if len(found) != size:
+            raise AttachError(f"the store has {len(found)} entries of {size} members")
+        members = dict(zip(ranks, found, strict=True))
         for spec in self._specs:
             missing = [other for other in spec.ranks if spec.group not in members[other].groups]
             if missing:
@@ -237,13 +283,12 @@ class ConnectAttempt:
                     f"ranks {missing} are members of the group {spec.group!r}, but have not created it.\n"
                     "Create every group during set-up or in the first two steps, so that a replacement creates it too."
                 )
-        self.host = any(member.host for member in members)
-        return tuple(member.endpoint for member in members)
+        return members
 
     def _end_rendezvous(self) -> None:
         """End the wait in `_meet`. Not over the connection on which it waits."""
         with contextlib.suppress(dist.DistError):  # the store is lost too: the wait ends at its timeout
-            self._rendezvous.connections.store.set(f"{self._rendezvous.prefix}/@go", _CANCELLED)
+            self._rendezvous.connections.store.set(f"{self._meets_at}/@go", _CANCELLED)
 
     def _connect(self, store: Store, spec: GroupSpec) -> EpochGroup:
         if spec.on_device and not self.host:
@@ -255,29 +300,53 @@ class ConnectAttempt:
         )
         return EpochGroup(c10d.plain_group(prefixed, spec.rank, size, backend))
 
-    def _connect_device(self, device: DeviceBackend, store: Store, groups: list[EpochGroup]) -> list[EpochGroup]:
+    def _create(self, device: DeviceBackend, store: Store) -> list[Channel | None]:
+        """Create the groups' communicators on the device, so that the rendezvous can tell their handles."""
+        assert self._place is not None
+        channels: list[Channel | None] = []
+        for spec in self._specs:
+            if not spec.on_device:
+                channels.append(None)
+                continue
+            prefixed = self._of_device(store, spec)
+            communicator = device.create(prefixed, spec, self._place)
+            bare = c10d.bare_group(prefixed, spec.rank, len(spec.ranks))
+            channel = Channel(communicator, device.bind(bare, communicator))
+            with self._lock:
+                self._channels.append(channel)
+            channels.append(channel)
+            self._check_time()
+        return channels
+
+    def _connect_device(
+        self,
+        device: DeviceBackend,
+        store: Store,
+        channels: list[Channel | None],
+        members: dict[int, _Member],
+        groups: list[EpochGroup],
+    ) -> list[EpochGroup]:
         """Connect the groups' communicators on the device. Not over a connection to the store that others use.
 
         A step could not be freed from that: nothing cancels it there, and a peer may be lost before it has begun.
         """
         assert self._place is not None
         connected = []
-        for spec, group in zip(self._specs, groups, strict=True):
-            if not spec.on_device:
+        for spec, channel, group in zip(self._specs, channels, groups, strict=True):
+            if channel is None:
                 connected.append(group)
                 continue
-            prefixed = PrefixStore(f"{self._rendezvous.prefix}/{spec.group}/device", store)
-            communicator = device.create(prefixed, spec, self._place)
-            bare = c10d.bare_group(prefixed, spec.rank, len(spec.ranks))
-            channel = Channel(communicator, device.bind(bare, communicator))
-            with self._lock:
-                self._channels.append(channel)
+            of_group = (members[rank] for rank in spec.ranks)
+            handles = [dict(zip(each.groups, each.handles, strict=False)).get(spec.group, "") for each in of_group]
             self._check_time()
             store.set_timeout(self._left())  # libraries wait for their peers' keys
-            device.connect(communicator, prefixed, spec, self._place, self._left())
+            device.connect(channel.communicator, self._of_device(store, spec), spec, self._place, handles, self._left())
             connected.append(EpochGroup(group.host, channel))
         store.set_timeout(c10d.STORE_TIMEOUT)
         return connected
+
+    def _of_device(self, store: Store, spec: GroupSpec) -> Store:
+        return PrefixStore(f"{self._rendezvous.prefix}/{spec.group}/device", store)
 
     def _left(self) -> timedelta:
         return timedelta(seconds=max(self._deadline - time.monotonic(), 0.001))

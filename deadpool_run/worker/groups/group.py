@@ -245,6 +245,10 @@ class Group(GroupApi):
             return None if inner is None else inner.host
         return self.registry.connect_host(self, inner)
 
+    def has_device(self) -> bool:
+        """See `GroupApi.has_device`."""
+        return self.spec.on_device
+
     def runs_on(self, device: torch.device) -> bool:
         """See `GroupApi.runs_on`."""
         return self._device is not None and self._device.handles(device)

@@ -17,7 +17,7 @@ from deadpool_run.vault.status_page import DeviceLibrary, Phase, StatusPage
 from deadpool_run.wire.messages import THIS_WORKER, Attach, Captured
 from deadpool_run.worker.compat import c10d
 from deadpool_run.worker.groups import backend
-from deadpool_run.worker.groups.connect import Source
+from deadpool_run.worker.groups.connect import Source, attach_timeout
 from deadpool_run.worker.groups.ddp_buckets import Wrappers
 from deadpool_run.worker.groups.registry import GroupState, Registry
 from deadpool_run.worker.loop import notices
@@ -30,9 +30,6 @@ from deadpool_run.worker.snapshot.snapshot import Snapshots
 from deadpool_run.worker.transcript.rehearsal import Rehearsal
 from deadpool_run.worker.transcript.transcript import Transcript
 from deadpool_run.worker.verify.script_names import current_line, warn
-
-ATTACH_TIMEOUT = timedelta(seconds=30)
-"""The limit of one attach. It takes milliseconds, because all members are ready when it starts."""
 
 
 class RepairParticipant:
@@ -282,10 +279,9 @@ class RepairParticipant:
         epoch = order.epoch
         self._rank_entry.phase = Phase.ATTACHING
         self._follow_store(order)
+        limit = attach_timeout(self.session.world_size, len(self.registry.groups))
         try:
-            self.registry.attach(
-                self._store, f"e{epoch}", ATTACH_TIMEOUT, cancelled=lambda: self._link.orders.epoch > epoch
-            )
+            self.registry.attach(self._store, f"e{epoch}", limit, cancelled=lambda: self._link.orders.epoch > epoch)
         except AttachError as error:
             if self._link.orders.epoch == epoch:
                 if isinstance(error, MissingGroupError):
@@ -310,4 +306,4 @@ class RepairParticipant:
         address = (order.store_host, order.store_port)
         if order.store_host and address != self._store_address:
             self._store_address = address
-            self._store = functools.partial(c10d.open_store, *address, ATTACH_TIMEOUT)
+            self._store = functools.partial(c10d.open_store, *address, attach_timeout(self.session.world_size))

@@ -107,16 +107,17 @@ def leaves_coalescings_open():
 
 def _connects_with(name, method):
     """Replace the device's method `name` while an attempt connects it. `method` gets the attempt, too."""
-    plain = connect.ConnectAttempt._connect_device
+    plain = connect.ConnectAttempt._work
 
-    def connect_device(self, device, store, groups):
+    def work(self, peers):
+        device = self._device
         setattr(device, name, partial(method, self, device))
         try:
-            return plain(self, device, store, groups)
+            plain(self, peers)
         finally:
             delattr(device, name)
 
-    connect.ConnectAttempt._connect_device = connect_device
+    connect.ConnectAttempt._work = work
 
 
 def connects_in_a_step():

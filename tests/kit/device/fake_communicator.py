@@ -50,6 +50,7 @@ class FakeCommunicator:
 
     def connect(self, store, timeout):
         self.device.slow_connect()
+        self.device.take(self)
         rank, size = self.spec.rank, len(self.spec.ranks)
         self._sockets = gloo.Device()
         host, port = self._sockets.endpoint
@@ -79,6 +80,7 @@ class FakeCommunicator:
         if not self.stream.record().wait(5):
             self.device.violation(f"{self}: freed while its kernels run")
         self.stash.clear()
+        self.device.give_back(self)
         self.stream.enqueue(None)
         if self._sockets is not None:
             self._sockets.sever(self._peers)
@@ -88,6 +90,7 @@ class FakeCommunicator:
         self.stream.record().wait()
         self.aborted.set()  # later calls are violations
         self.stash.clear()
+        self.device.give_back(self)
         self.stream.enqueue(None)
         self._gloo = self._sockets = None
 

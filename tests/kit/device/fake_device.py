@@ -24,6 +24,7 @@ also in the wheel. PGN2 is ProcessGroupNCCL2 of torch 2.15, in the folder nccl2.
 | tensors are kept until `wait` | PGN `stashed_for_allocator_safety_` (.hpp:495) |
 | a watchdog that finds an error holds the lock of all collectives while it sleeps | PGN `Watchdog::runLoop`: `getDumpTimeout() * 4` (.hpp:120) under `workMetaListMutex_` (.hpp:1382) |
 | the exit of a process breaks its peers' connections | the kernel closes its sockets and mappings |
+| a communicator takes memory when it connects, and has it until it is freed; without memory, connecting raises | src/init.cc `ncclCommInitRankFunc`, `commFree`; NCCLUtils.hpp: ncclUnhandledCudaError |
 | a destroyed communicator waits for its kernels | PGN `shutdown`: finalize, `waitReady` |
 | errors show who caused them | PGN, NCCLUtils.hpp: the result code is in the text |
 """
@@ -34,6 +35,7 @@ import sys
 import threading
 
 import torch
+import torch.distributed as dist
 
 from deadpool_run.errors import ScriptError
 from deadpool_run.worker.device import choose
@@ -42,6 +44,9 @@ from kit.device import defects, fake_ahead
 from kit.device.fake_communicator import VIOLATIONS_VARIABLE, FakeCommunicator
 from kit.device.fake_streams import FakeStream, HostStream
 
+BUFFER_BYTES = 1 << 20
+"""Of a communicator, for each member."""
+OUT_OF_MEMORY = "ncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\nCuda failure 2 'out of memory'"
 LATENCY_S = 0.0005
 """Of each kernel of a host that runs ahead. It makes the device's part of a step longer than the host's."""
 
@@ -85,6 +90,8 @@ class FakeDevice:
         self.aborting = lambda _communicator: None
         self.current = HostStream()
         self.communicators = []
+        self.memory_limit = None
+        self._taken = {}
         self._group = _Group()
 
     # --- the protocol ----------------------------------------------------------------------------------------------
@@ -107,7 +114,12 @@ class FakeDevice:
     def bind(self, _group, communicator):
         return communicator
 
-    def connect(self, communicator, store, _spec, _place, timeout):
+    def handle(self, communicator):
+        return f"{communicator.spec.group}/{communicator.spec.rank}"
+
+    def connect(self, communicator, store, spec, _place, handles, timeout):
+        if list(handles) != [f"{spec.group}/{rank}" for rank in range(len(spec.ranks))]:
+            self.violation(f"{communicator}: connects with {handles}")
         communicator.connect(store, timeout)
 
     def abort(self, communicator):
@@ -169,6 +181,28 @@ class FakeDevice:
             fake_ahead.Ahead(self).__enter__()
 
     # --- for tests and communicators -------------------------------------------------------------------------------
+
+    @property
+    def memory(self):
+        """The bytes that communicators have: their buffers, and the tensors that they keep until a wait."""
+        kept = {
+            id(tensor): tensor.nbytes
+            for each in self.communicators
+            for tensors in each.stash.values()
+            for tensor in tensors
+        }
+        return sum(self._taken.values()) + sum(kept.values())
+
+    def take(self, communicator):
+        """Allocate a communicator's buffers."""
+        nbytes = BUFFER_BYTES * len(communicator.spec.ranks)
+        if self.memory_limit is not None and self.memory + nbytes > self.memory_limit:
+            raise dist.DistBackendError(OUT_OF_MEMORY)
+        self._taken[communicator] = nbytes
+
+    def give_back(self, communicator):
+        """Free them."""
+        self._taken.pop(communicator, None)
 
     def violation(self, what):
         self.violations.append(what)

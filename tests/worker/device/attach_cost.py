@@ -6,6 +6,9 @@ all n, and has a socket to each other one.
 
 from pathlib import Path
 
+from deadpool_run.wire import typed
+from deadpool_run.worker.groups import connect
+
 PAGE = Path(__file__).parents[3] / "docs" / "gpu.md"
 BEGIN, END = "<!-- cost: made by `python tests/worker/device/attach_cost.py` -->", "<!-- end of the cost -->"
 WORLDS = (64, 512, 4096)
@@ -32,6 +35,12 @@ def mesh_bytes(world, sizes):
     return sum(world * size * address_bytes(size) for size in sizes)
 
 
+def announcement_bytes():
+    """Return how long a member's announcement is, with the handles of three communicators of `ProcessGroupNCCL2`."""
+    handle = f"nccl2:4095:-1:{'0' * 16}:"
+    return len(typed.to_json(connect._Member(("10.0.0.100", 40000), ["0", "1", "2"], False, (handle,) * 3)))
+
+
 def _size(nbytes):
     for unit, shift in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
         if nbytes >= shift:
@@ -47,6 +56,7 @@ def table():
         lines.append(f"| {what} | {' | '.join(str(value(world)) for world in WORLDS)} |")
 
     row("rendezvous: keys that are read from the store, by all ranks", lambda world: f"{2 * world:,}")
+    row("rendezvous: bytes of these", lambda world: _size(world * world * announcement_bytes()))
     row("Gloo: entries that are read, by all ranks", lambda world: f"{mesh_reads(world, groups(world)):,}")
     row("Gloo: bytes of these", lambda world: _size(mesh_bytes(world, groups(world))))
     row("of which the world's group", lambda world: _size(mesh_bytes(world, groups(world)[:1])))

@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from device_kit import Device, on_both, played_again, reduced, run
-from kit.world import TIMEOUT, later
+from kit.world import FREED_S, LONG, TIMEOUT, later
 
 from deadpool_run.errors import AttachError
 from deadpool_run.worker.device import choose
@@ -248,8 +248,10 @@ def test_a_rank_that_ends_first_brings_its_collectives_to_their_end(make_world, 
 def recovers_often(member, kind):
     device = Device(kind, member)
     member.start()
-    tensors = []
-    for epoch in range(2, 8):
+    tensors, sizes = [], []
+    if device.fake is not None:  # as much as one epoch needs
+        device.fake.memory_limit = device.fake.memory + (1 << 15)
+    for epoch in range(2, 22):
         tensor = device.full(1, 1 << 12)
         tensors.append(weakref.ref(tensor))
         dist.all_reduce(tensor, async_op=True)  # nobody waits for it, as after an abort
@@ -257,17 +259,50 @@ def recovers_often(member, kind):
         member.meet(f"issued{epoch}")
         member.registry.abort()
         member.registry.attach(member.store, f"e{epoch}", TIMEOUT)
+        sizes.append(0 if device.fake is None else device.fake.memory)
     gc.collect()
     alive = sum(tensor() is not None for tensor in tensors)
     count = None if device.fake is None else len(device.fake.communicators)
     device.check()
     member.registry.shut_down()
-    return alive, count
+    return alive, count, len(set(sizes))
 
 
 @on_both
 def test_nothing_of_past_epochs_stays_in_memory(make_world, kind):
-    assert run(make_world, kind, recovers_often) in ([(0, 1)] * 2, [(0, None)] * 2)
+    assert run(make_world, kind, recovers_often) in ([(0, 1, 1)] * 2, [(0, None, 1)] * 2)
+
+
+def has_no_memory(member, kind):
+    """Return what each attempt of a script that runs again says, and what collectives give in the end."""
+    device = Device(kind, member)
+    member.start()
+    reduced(device)
+    needs = device.fake.memory
+    member.registry.shut_down()
+    dist.destroy_process_group()
+    free = device.fake.memory
+    member.meet("left")
+    device.fake.memory_limit = needs - 1  # the script's second run has left it less
+    member.new_registry()
+    member.start(attached=False)
+    with pytest.raises(AttachError) as error:
+        member.registry.attach(member.store, "e2", TIMEOUT)
+    member.meet("failed")
+    device.fake.memory_limit = needs
+    member.registry.attach(member.store, "e3", TIMEOUT)
+    got = reduced(device)
+    device.check()
+    member.registry.shut_down()
+    return free, str(error.value), got
+
+
+def test_a_script_that_runs_again_without_memory_for_a_communicator_says_so(make_world):
+    for free, said, got in run(make_world, "fake", has_no_memory):
+        assert free == 0
+        assert "communicators could not be connected" in said
+        assert "out of memory" in said
+        assert got == [2.0] * 4
 
 
 def aborts_late(member, kind):
@@ -357,3 +392,43 @@ def destroys(member, kind):
 @on_both
 def test_an_abort_frees_a_rank_that_destroys_a_group(make_world, kind):
     assert run(make_world, kind, destroys)[0]
+
+
+def creates_late(member, kind):
+    """A library's own limit for connecting begins only when all members of a new group are there."""
+    device = Device(kind, member)
+    member.start(timeout=LONG)
+    complete = []
+    device.fake.slow_connect = lambda: complete.append(member.store.check(["creates"]))
+    member.meet("ready")
+    if member.rank == 1:
+        threading.Event().wait(0.5)
+        member.store.set("creates", "1")
+    group = dist.new_group([0, 1])
+    dist.all_reduce(tensor := device.full(1), group=group)
+    device.check()
+    member.registry.shut_down()
+    return complete, tensor.tolist()
+
+
+def test_members_of_a_new_group_connect_when_all_of_them_are_there(make_world):
+    assert run(make_world, "fake", creates_late) == [([True], [2.0] * 4)] * 2
+
+
+def lost_before_a_new_group(member, kind):
+    device = Device(kind, member)
+    member.start(timeout=LONG)
+    member.meet("ready")
+    if member.rank == 1:
+        member.store.wait(["freed"], TIMEOUT)
+        return True
+    with later(0.3, member.registry.abort) as aborted:
+        dist.new_group([0, 1])
+    taken = time.monotonic() - aborted[0]
+    member.store.set("freed", "1")
+    device.check()
+    return taken < FREED_S and member.registry.state is GroupState.DRAINING
+
+
+def test_a_loss_frees_a_rank_that_waits_for_the_members_of_a_new_group(make_world):
+    assert run(make_world, "fake", lost_before_a_new_group) == [True, True]

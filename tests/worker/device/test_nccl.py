@@ -6,6 +6,7 @@ import mmap
 import os
 import subprocess
 import sys
+from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
 
@@ -52,9 +53,7 @@ THE_SCRIPTS = (
 @pytest.fixture
 def environment():
     before = dict(os.environ)
-    functions = {
-        name: getattr(_symmetric_memory, name) for name in ("enable_symm_mem_for_group", "rendezvous", "empty")
-    }
+    functions = {name: getattr(_symmetric_memory, name) for name in compat.SYMMETRIC}
     yield
     os.environ.clear()
     os.environ.update(before)
@@ -81,10 +80,51 @@ def test_the_debug_level_that_ends_processes_is_refused(environment):
 
 def test_settings_reach_the_environment_and_symmetric_memory_is_refused(environment):
     os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "1"
-    Nccl().configure()
+    with pytest.warns(RuntimeWarning, match=r"TORCH_NCCL_ASYNC_ERROR_HANDLING=0 \(it was 1\)"):
+        Nccl().configure()
     assert SETTINGS.items() <= os.environ.items()
-    with pytest.raises(ScriptError, match="symmetric memory"):
-        _symmetric_memory.enable_symm_mem_for_group("0")
+    for name in compat.SYMMETRIC:
+        with pytest.raises(ScriptError, match="symmetric memory"):
+            getattr(_symmetric_memory, name)("0")
+    Nccl().configure()  # warns of nothing: a warning would fail the test
+
+
+@pytest.mark.parametrize("name", ["ProcessGroupNCCL", "ProcessGroupNCCL2"])
+def test_a_backend_allocates_no_memory_that_it_registers(environment, monkeypatch, name):
+    """FSDP2 can ask the backend for the memory of its collectives. It allocates as usual if the backend cannot."""
+
+    class Backend:
+        def supports_tensor_alloc(self, _device):
+            return True
+
+        def allocate_tensor(self):
+            return "registered"
+
+        register_mem_pool = allocate_tensor
+
+    monkeypatch.setattr(dist, name, Backend, raising=False)
+    Nccl().configure()
+    assert not Backend().supports_tensor_alloc(torch.device("cuda"))
+    for refused in (Backend().allocate_tensor, Backend().register_mem_pool):
+        with pytest.raises(ScriptError, match="symmetric memory"):
+            refused()
+
+
+@in_the_cuda_build
+def test_the_library_has_the_functions_that_allocate():
+    for name in ("supports_tensor_alloc", "allocate_tensor", "register_mem_pool"):
+        assert callable(getattr(dist.ProcessGroupNCCL, name))
+
+
+def test_connecting_may_take_longer_in_a_large_world(environment, monkeypatch):
+    library = Nccl()
+    library.configure()
+    monkeypatch.setattr(torch.cuda, "device", lambda _: nullcontext())
+    monkeypatch.setattr(library, "_make", lambda *_: None)
+    monkeypatch.setattr(library, "_options", lambda _: None)
+    for size, limit_s in ((8, "30"), (512, "62")):
+        library.create(None, GroupSpec("0", 0, tuple(range(size)), timedelta(seconds=70)), torch.device("cuda"))
+        assert os.environ["TORCH_NCCL_NONBLOCKING_TIMEOUT"] == limit_s
 
 
 def spec(options=None):

@@ -14,10 +14,19 @@ import torch
 import torch.distributed as dist
 from kit.world import FREED_S, LONG, TIMEOUT, later
 
+from deadpool_run.core.settings import Settings, more_to_attach_s
 from deadpool_run.errors import AttachError, MissingGroupError
 from deadpool_run.worker.compat import c10d
-from deadpool_run.worker.groups.connect import GroupConnections
+from deadpool_run.worker.groups.connect import GroupConnections, attach_timeout
 from deadpool_run.worker.groups.registry import GroupState
+
+
+@pytest.mark.parametrize("world_size", [2, 64, 512, 4096])
+def test_an_attach_may_take_longer_in_a_large_world_but_less_than_the_coordinator_allows(world_size):
+    settings = Settings(world_size=world_size)
+    limit_s = attach_timeout(world_size, 10).total_seconds()
+    assert limit_s == 35 + world_size // 16
+    assert limit_s < settings.repair_timeout_s + more_to_attach_s(world_size)
 
 
 def descriptors():

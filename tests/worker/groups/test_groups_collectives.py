@@ -5,6 +5,7 @@ import math
 import re
 import weakref
 from datetime import timedelta
+from unittest import mock
 
 import exercise
 import pytest
@@ -213,3 +214,21 @@ def monitored(member):
 
 def test_monitored_barrier_reports_who_is_late(make_world):
     assert make_world(2).run(monitored)[0]
+
+
+def says_what_carries(member):
+    member.start()
+    host, world = dist.new_group([0, 1], backend="gloo"), dist.group.WORLD
+    with mock.patch.object(torch.cuda, "is_available", return_value=True):
+        told = [
+            [dist.get_backend(group), group.name(), [device.type for device in group._device_types]]
+            for group in (world, host)
+        ]
+    member.registry.shut_down()
+    return told
+
+
+def test_a_group_for_cpu_tensors_says_gloo_on_a_machine_with_gpus(make_world):
+    """A script that sends CUDA tensors over each group that says "nccl" would send them to a group of CPUs."""
+    expected = [["nccl", "nccl", ["cpu", "cuda"]], ["gloo", "gloo", ["cpu"]]]
+    assert make_world(2).run(says_what_carries) == [expected] * 2
