@@ -34,7 +34,7 @@ SOURCES := deadpool_run tests recipes
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test suite test-torch test-device test-cuda-wheel test-torch-api lint format test-long frameworks test-frameworks matrix search test-slurm bench dist docs-tools docs clean
+.PHONY: help demo test suite test-torch test-device test-cuda-wheel test-gpu test-torch-api lint format test-long frameworks test-frameworks matrix search test-slurm bench dist docs-tools docs clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\): .*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
@@ -73,6 +73,12 @@ test-cuda-wheel:  ## check NCCL's classes and options in torch's CUDA build; nee
 	.venv-torch-$(CUDA_TORCH)/bin/python -c 'import sys, torch.distributed as dist; sys.exit(not dist.is_nccl_available())' || \
 	  { echo "pip fetched a torch without NCCL: set its index to one that has the CUDA build" >&2; exit 1; }
 	.venv-torch-$(CUDA_TORCH)/bin/python -m pytest tests/worker/device/test_nccl.py
+
+test-gpu:  ## run the tests that need GPUs (most need two), with torch's CUDA build: fetches several gigabytes
+	$(MAKE) VENV=.venv-torch-$(CUDA_TORCH) TORCH=$(CUDA_TORCH) TORCH_INDEX= .venv-torch-$(CUDA_TORCH)/.installed
+	.venv-torch-$(CUDA_TORCH)/bin/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' || \
+	  { echo "torch finds no GPU: nvidia-smi shows whether the driver does" >&2; exit 1; }
+	.venv-torch-$(CUDA_TORCH)/bin/python -m pytest -m gpu tests/gpu tests/worker/device
 
 test-torch-api: $(STAMP)  ## look up the private names that we use in every supported torch
 	for each in $(TORCH_VERSIONS); do test -d $(TORCH_FILES)/$$each || { \

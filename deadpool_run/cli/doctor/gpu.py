@@ -31,8 +31,11 @@ COLUMNS = (
     "ms a step",
     "repair, s",
     "phases, s",
+    "memory of a GPU (torchrun's)",
     "weights",
 )
+_SAME_ORDER = {"NCCL_ALGO": "Ring", "NCCL_PROTO": "Simple"}
+"""Settings of every run, unless the user has others: NCCL adds in the same order before and after a repair."""
 _FATAL_STEP = 20
 _LINES_SHOWN = 15
 _END_S = 30.0
@@ -91,12 +94,13 @@ class _Layout:
             return Measured(Finding(Grade.BAD, self.layout, str(error)), "")
         is_exact = [each["digest"] for each in killed] == [each["digest"] for each in unfailed]
         phases = {name: incident[f"{name}_s"] for name in PHASES if incident.get(f"{name}_s") is not None}
-        seconds, peak = max(phases.values()), max(each["peak_bytes"] for each in killed)
+        seconds = max(phases.values())
+        peak, their_peak = (max(each["peak_bytes"] for each in results) for results in (killed, theirs))
         step, base = unfailed[0]["step_ms"], theirs[0]["step_ms"]
         text = (
             f"{step:.1f} ms a step (torchrun {base:.1f}); a killed rank was replaced in {seconds:.2f} s; "
-            f"{f'at most {size(peak)} of a GPU; ' if peak else ''}the weights are "
-            f"{'exact' if is_exact else 'not those without a failure: NCCL may have chosen other rings (docs/gpu.md)'}"
+            f"{f'at most {size(peak)} of a GPU (torchrun {size(their_peak)}); ' if peak else ''}the weights are "
+            f"{'exact' if is_exact else 'not those of the run without a failure'}"
         )
         cells = (
             f"{self.ranks} x {unfailed[0]['device']}",
@@ -107,6 +111,7 @@ class _Layout:
             f"{step:.1f}",
             f"{seconds:.2f}",
             ", ".join(f"{name} {value:.2f}" for name, value in phases.items()),
+            f"{size(peak)} ({size(their_peak)})",
             "exact" if is_exact else "differ",
         )
         return Measured(
@@ -123,7 +128,8 @@ class _Layout:
         folder = self.home / name
         folder.mkdir()
         training = ("-m", "deadpool_run.worker.check.measured", self.layout, str(folder), str(fatal_step))
-        env = {name: value for name, value in self.environment.items() if not name.startswith(("DEADPOOL_", "PET_"))}
+        users = {name: value for name, value in self.environment.items() if not name.startswith(("DEADPOOL_", "PET_"))}
+        env = _SAME_ORDER | users
         with (folder / "output").open("w+b") as output:
             process = subprocess.Popen(  # noqa: S603 - our own
                 [*launcher, *training], stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=env
