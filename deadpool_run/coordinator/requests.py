@@ -151,7 +151,8 @@ class RequestHandler:
             )
         worker, pid = self._holder(number)
         self.source.submit(KillRequested(Rank(number), KillHow(how)))
-        return {"ok": True, "rank": number, "worker": worker, "pid": pid, "how": str(how)}
+        is_found = how not in HANGS or self._finds_hangs
+        return {"ok": True, "rank": number, "worker": worker, "pid": pid, "how": str(how), "is_found": is_found}
 
     def _slow(self, number: int, slowness: Slowness) -> Mapping[str, Any]:
         if not is_possible(slowness):

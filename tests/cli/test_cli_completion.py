@@ -54,7 +54,7 @@ def offered(tmp_path, monkeypatch, capsys):
         ("check --spare-mode h", ["hot"]),
         ("check --faults ", ["all"]),
         ("kill-rank --how sigs", ["sigsegv", "sigstop"]),
-        ("kill-rank --phase dr", ["drained"]),
+        ("kill-rank --phase ab", ["aborted"]),
         ("logs --stream ", ["out", "err", "both"]),
     ],
 )

@@ -80,7 +80,6 @@ REFUSED = (
     "-m train.py",
     "statsu",
     "list",
-    "help",
     "nonsense",
     "--run-dir /proc/run train.py",
     "--run-dir site.yaml/run train.py",

@@ -154,5 +154,5 @@ class UserLog:
         if self._output.root is None:
             return "no log files"
         spec = self._spec
-        has_output = any((*spec.tee.values(), *spec.redirects.values()))
+        has_output = spec.log_dir is not None or any((*spec.tee.values(), *spec.redirects.values()))
         return f"logs in {self._output.root}" if has_output else f"records in {spec.run_dir}"

@@ -138,6 +138,7 @@ def _kill(
             sys.stdout.write(f"rank {done['rank']}: worker {done['worker']} (pid {done['pid']}) {how.description()}\n")
         sys.stdout.flush()
         return
+    is_found = True
     told = {KillHow.EXIT: "exit", KillHow.HANG: "hang", KillHow.OOM: "exit" if spare else "run out of memory"}
     fate = f"was told to {told[how]}" if how in told else f"was sent {how.name}"
     for each in chosen:
@@ -146,10 +147,12 @@ def _kill(
             sys.stdout.write(f"spare: worker {each['worker']} (pid {each['pid']}) {fate}\n")
         else:
             done = run.ask({"do": "kill-rank", "rank": each["rank"], "how": how.value, "force": yes})
+            is_found = bool(done.get("is_found", True))
             sys.stdout.write(f"rank {done['rank']}: worker {done['worker']} (pid {done['pid']}) {fate}\n")
     sys.stdout.flush()
     if how in HANGS and not spare:
-        tell("the process lives: the job finds it when no rank has made progress for --hang-timeout")
+        finds = "the job finds it when no rank has made progress for --hang-timeout"
+        tell(f"the process lives: {finds if is_found else 'the job does not find it, because --hang-timeout is 0'}")
 
 
 def _kill_agent(run: ControlClient, node: str | None, at_step: int | None, *, yes: bool) -> None:

@@ -20,7 +20,7 @@ from deadpool_run.errors import NoSuchRunError, UsageError
 from deadpool_run.text import age, printable
 
 _SHOWN = 5
-_OUTPUT_FILES = "attempt_*/*/std*.log"
+_OUTPUT_FILES = ("attempt_*/*/std*.log", "attempt_*/*/error.json")
 """Files of the output of workers, in a run's folder of logs."""
 
 
@@ -160,7 +160,7 @@ def connect_run(run_dir: Path | None, run_id: str | None, environment: Mapping[s
         end = "" if run is None else run.end(datetime.now(UTC))
         if run is None or not end:
             raise
-        has_output = run.log_dir is not None and any(run.log_dir.glob(_OUTPUT_FILES))
+        has_output = run.log_dir is not None and any(any(run.log_dir.glob(files)) for files in _OUTPUT_FILES)
         files = f"logs are in {run.log_dir}" if has_output else f"records are in {run.path}"
         others = f"its {files}; `deadpool-run ls` lists the runs of this machine"
         if path is None:

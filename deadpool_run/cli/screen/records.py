@@ -25,6 +25,8 @@ _END_S = 0.2
 _JOURNAL_BYTES = 1 << 20
 """The part of a journal that is read for its last events."""
 _SAMPLES_BYTES = 1 << 14
+_RECENT_S = 600.0
+"""Samples of a long run are minutes apart. Older ones say nothing of the speed now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,7 @@ class Recorded:
 
     term: int
     """The term in which this leader was elected."""
+    run_id: str = ""
     events: tuple[Event, ...] = ()
     steps_per_s: float | None = None
 
@@ -62,8 +65,8 @@ class RunRecords:
 
     def of(self, status: Status) -> Recorded:
         """Return the records of the status' leader; empty if they are on another machine, or not read yet."""
-        leader, latest = status.get("coordinator"), self._latest
-        if latest is None or (leader and leader.get("term") != latest.term):
+        leader, latest, run_id = status.get("coordinator"), self._latest, status.get("run", {}).get("run_id")
+        if latest is None or run_id != latest.run_id or (leader and leader.get("term") != latest.term):
             return Recorded(0)
         return latest
 
@@ -80,11 +83,11 @@ class RunRecords:
         found = journals_of(self._root)
         if not found:
             return
-        if self._journal is None or self._journal.path != found[-1]:
+        if self._journal is None or self._journal.path != found[-1] or not self._journal.is_leaders:
             self._journal = _JournalEnd(found[-1])
         journal = self._journal
         journal.read()
-        self._latest = Recorded(journal.term, tuple(journal.events), journal.steps_per_s)
+        self._latest = Recorded(journal.term, journal.run_id, tuple(journal.events), journal.steps_per_s)
 
 
 class _JournalEnd:
@@ -93,7 +96,9 @@ class _JournalEnd:
     def __init__(self, path: Path) -> None:
         self.path = path
         record = read_object(path.parent / RECORD_NAME)
-        self.term = int(record.get("term") or 0)
+        self.term, self.run_id = int(record.get("term") or 0), str(record.get("run_id"))
+        self.is_leaders = bool(record.get("leader", True))
+        """False while this agent has begun its journal, but not yet the record of its term."""
         self.steps_per_s = _recorded_pace(path.parent)
         self.events: deque[Event] = deque(maxlen=EVENTS_KEPT)
         self._clock = Clock(moment(record.get("started")))
@@ -121,9 +126,10 @@ class _JournalEnd:
 
 def _recorded_pace(folder: Path) -> float | None:
     """Return the steps per second of the last samples."""
-    pace = Pace()
-    for step, now in _samples(folder / SAMPLES_NAME):
-        pace.note(step, now)
+    pace, samples = Pace(), list(_samples(folder / SAMPLES_NAME))
+    for step, now in samples:
+        if now > samples[-1][1] - _RECENT_S:
+            pace.note(step, now)
     return pace.per_s()
 
 

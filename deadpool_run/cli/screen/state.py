@@ -168,6 +168,8 @@ class ScreenState:
             self.message = "nothing was killed"
             return None
         typed, self._typed = self._typed, ""
+        if key in {"k", *_PANES}:
+            self._select_shown()
         if key in {"q", "Q", ESCAPE} and self.pane is not Pane.RANKS:
             self.pane = Pane.RANKS
         elif key in {"q", "Q"}:
@@ -183,6 +185,12 @@ class ScreenState:
         else:
             self._move(key)
         return None
+
+    def _select_shown(self) -> None:
+        """Select the first row that is shown, if the user has selected none: keys act on what can be seen."""
+        rows = self.rows()
+        if rows and not self._has_selected and self.order is not RankOrder.RANK:
+            self.selected, self._has_selected = int(rows[min(self.top, len(rows) - 1)]["rank"]), True
 
     def _next_order(self) -> None:
         orders = [order for order in RankOrder if order is not RankOrder.NODE or nodes.has_several(self.status)]

@@ -13,6 +13,7 @@ from deadpool_run.core.copies import holders
 from deadpool_run.core.decision import Decision
 from deadpool_run.core.members import Member
 from deadpool_run.core.recovery import blame, incidents, restart, shutdown
+from deadpool_run.core.settings import more_to_attach_s
 from deadpool_run.core.state import Raise, Repair, all_attached
 from deadpool_run.core.transitions import MEMBER_TRANSITIONS, JobPhase, MemberPhase
 from deadpool_run.errors import Blame
@@ -124,7 +125,8 @@ def retry(decision: Decision, reason: str) -> None:
 
 def attach_failed(decision: Decision, member: Member) -> None:
     """Connect the same workers again, after a pause that grows each time. If that does not help, replace this one."""
-    repair, patience_s = decision.repair, decision.settings.repair_timeout_s
+    repair, settings = decision.repair, decision.settings
+    patience_s = settings.repair_timeout_s + 2 * more_to_attach_s(settings.world_size)  # for two attempts
     if decision.now < (repair.replaced_for_network_at or repair.began_at) + patience_s:
         wait_s = _pause_s(repair)
         repair.retry_at = decision.now + wait_s

@@ -117,6 +117,7 @@ def _split_group(torch_split: Any, parent_pg: Any = None, split_ranks: Any = Non
     return dist.new_group(
         [dist.get_global_rank(parent, each) for each in part],
         timeout=asked.get("timeout"),
+        backend=None if parent.has_device() else dist.Backend.GLOO,
         group_desc=asked.get("group_desc"),
         use_local_synchronization=True,
         sort_ranks=False,

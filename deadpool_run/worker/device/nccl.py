@@ -82,7 +82,12 @@ class CudaMark:
 def _warn_of_other_values() -> None:
     """Warn once in a job of values that the user has set otherwise."""
     other = {name: os.environ.get(name, value) for name, value in SETTINGS.items() if name != _CONNECTING}
-    changed = [f"{name}={SETTINGS[name]} (it was {was})" for name, was in other.items() if was != SETTINGS[name]]
+    usual = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}  # which torchrun sets, and so the agent
+    changed = [
+        f"{name}={SETTINGS[name]} (it was {was})"
+        for name, was in other.items()
+        if was not in {SETTINGS[name], usual.get(name)}
+    ]
     if changed and os.environ.get("RANK", "0") == "0":
         warnings.warn(
             f"deadpool-run sets {', '.join(changed)}: with another value, a process would not survive the loss of a peer.",
@@ -124,9 +129,9 @@ class Nccl:
 
     def create(self, store: Store, spec: GroupSpec, place: torch.device) -> Any:
         """See `DeviceBackend.create`."""
-        # Torch keeps the value that it finds first, which is the world's. An abort waits for a thread that connects, up to this time.
+        # Torch keeps the value that it finds when the first group connects. An abort waits for a thread that connects, up to this time.
         limit_s = int(SETTINGS[_CONNECTING]) + int(more_to_attach_s(len(spec.ranks)))
-        os.environ[_CONNECTING] = str(limit_s)
+        os.environ[_CONNECTING] = str(max(limit_s, int(os.environ[_CONNECTING])))
         with torch.cuda.device(place):
             return self._make(store, spec.rank, len(spec.ranks), self._options(spec))
 

@@ -35,7 +35,7 @@ from deadpool_run.worker.device.backend import DeviceBackend, GroupSpec
 from deadpool_run.worker.device.channel import Channel, ChannelsEnd, quiesce
 from deadpool_run.worker.groups import gloo
 
-_ATTACH_S, _GROUP_S = 30.0, 0.5
+_ATTACH_S, _GROUP_S, _GROUPS_S = 30.0, 0.5, 10.0
 _MARGIN_S = 1.0
 _CANCELLED = "cancelled"
 
@@ -45,7 +45,7 @@ def attach_timeout(world_size: int, groups: int = 0) -> timedelta:
 
     It ends only what no loss has cancelled. The coordinator, too, allows more for a large world.
     """
-    return timedelta(seconds=_ATTACH_S + more_to_attach_s(world_size) + _GROUP_S * groups)
+    return timedelta(seconds=_ATTACH_S + more_to_attach_s(world_size) + min(_GROUP_S * groups, _GROUPS_S))
 
 
 class _Member(Untagged):

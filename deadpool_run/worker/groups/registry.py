@@ -217,10 +217,10 @@ class Registry(GroupOwner):
         `store` is the same object as the last time, unless the store has moved. `cancelled` is read once, when `abort` can
         already interrupt this, so that no loss is missed. On `AttachError` the groups stay fake.
         """
+        began, groups = time.monotonic(), list(self.groups)
         if unended := self._free_retired(timeout.total_seconds()):
             raise AttachError(f"communicators of the last epoch are not free: {unended}")
-        rendezvous = self._open(store, prefix)
-        groups = list(self.groups)
+        rendezvous, timeout = self._open(store, prefix), timeout - timedelta(seconds=time.monotonic() - began)
         with self._attempt(rendezvous, [group.spec for group in groups], timeout, host=self._host_used) as attempt:
             if cancelled():
                 raise AttachError(_LOST_MEANWHILE)

@@ -182,7 +182,7 @@ def test_by_node_the_node_with_an_outlier_is_first_and_in_it_the_outlier():
 def test_by_node_the_rank_that_is_repaired_is_first_and_not_those_that_wait_for_it():
     def repaired(ranks):
         for rank in ranks:
-            rank["phase"] = "drained"
+            rank["phase"] = "aborted"
         ranks[77] |= {"phase": "rehearsing", "step": 0}
 
     assert outliers_of(repaired) == [77, *range(72, 77), 78, 79, 0, 1]
@@ -297,3 +297,14 @@ def test_the_log_of_a_rank_is_the_end_of_its_files(tmp_path):
     (first, second) = log_lines(tmp_path, status(16), 9, 10)
     assert first == "rank 9 is on node n01, not on n00"
     assert second == "run `deadpool-run logs 1` there"
+
+
+@pytest.mark.parametrize("key", ["k", "l"])
+def test_a_key_acts_on_the_first_rank_that_is_shown_until_one_is_selected(key):
+    behind = status(64, 8)
+    behind["ranks"][40]["step"] = 3
+    state = ScreenState(behind, order=RankOrder.NODE)
+    assert shown_ranks(state)[0] == 40
+    state.press(key)
+    assert state.selected == 40
+    assert (state.question is not None and state.question.rank == 40) == (key == "k")

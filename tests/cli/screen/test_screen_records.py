@@ -22,6 +22,7 @@ from deadpool_run.core.settings import Settings
 from deadpool_run.wire.typed import to_json, to_plain
 
 WAIT_S = 30
+NIGHT = {"run": {"run_id": "night"}}
 STARTED = datetime(2026, 2, 3, 3, 0, 0, tzinfo=UTC)
 LOSS = do.Loss(1, 1, "was killed by SIGKILL", injected=False, replacement=2, from_spare=True)
 INCIDENT = do.Incident(2, (LOSS,), 30, 1, None, 0.1, 0.01, 0.4, 0.45, 0.5, 0.6)
@@ -42,7 +43,7 @@ def written(entries):
 def run_dir(tmp_path):
     path = tmp_path / "night"
     path.mkdir()
-    (path / "run.json").write_text(json.dumps({"started": STARTED.isoformat(), "term": 3}))
+    (path / "run.json").write_text(json.dumps({"run_id": "night", "started": STARTED.isoformat(), "term": 3}))
     head = to_json(Header(FORMAT, Settings(world_size=2, spares=1), None)) + b"\n"
     (path / "journal.jsonl").write_bytes(head + written((FIRST, *REPAIR)))
     return path
@@ -51,7 +52,7 @@ def run_dir(tmp_path):
 def recorded(run_dir, shown=None):
     with RunRecords(run_dir) as records:
         records.wait(WAIT_S)
-        return records.of(shown or {})
+        return records.of(NIGHT | (shown or {}))
 
 
 def test_the_events_are_those_of_the_launchers_log_with_their_times(run_dir):
@@ -70,11 +71,11 @@ def test_of_a_long_journal_the_end_is_read_and_then_what_is_added(run_dir):
         file.write(commits + joined[:-20])
     with RunRecords(run_dir) as records:
         records.wait(WAIT_S)
-        before = records.of({}).events
+        before = records.of(NIGHT).events
         with journal.open("ab") as file:
             file.write(joined[-20:])
         records._read()  # as its thread does each second
-        after = records.of({}).events
+        after = records.of(NIGHT).events
     assert [event.text for event in before] == [f"node n{at} joined" for at in range(8)]
     assert [event.text for event in after] == [f"node n{at} joined" for at in range(1, 9)]
     assert len(after) == EVENTS_KEPT
@@ -84,6 +85,23 @@ def test_of_a_long_journal_the_end_is_read_and_then_what_is_added(run_dir):
 def test_records_of_another_leader_are_not_shown(run_dir):
     assert recorded(run_dir, {"coordinator": {"node": "n7", "term": 3}}).events
     assert not recorded(run_dir, {"coordinator": {"node": "n8", "term": 4}}).events
+
+
+def test_records_of_another_run_are_not_shown(run_dir):
+    """Two runs of one machine may have directories that look like those of the nodes of one run."""
+    assert not recorded(run_dir, {"run": {"run_id": "day"}}).events
+
+
+def test_a_leader_whose_record_is_written_after_its_journal_is_found(run_dir):
+    record = json.loads((run_dir / "run.json").read_text())
+    (run_dir / "run.json").write_text(json.dumps({**record, "leader": False, "term": 0}))
+    with RunRecords(run_dir) as records:
+        records.wait(WAIT_S)
+        leads = NIGHT | {"coordinator": {"node": "n7", "term": 3}}
+        assert not records.of(leads).events
+        (run_dir / "run.json").write_text(json.dumps(record))
+        records._read()  # as its thread does each second
+        assert records.of(leads).events
 
 
 def test_a_follower_finds_the_records_on_a_shared_disk(run_dir):
@@ -96,6 +114,9 @@ def test_the_samples_have_the_pace(run_dir):
     samples = [{"now": 100.0 + at, "step": 4 * at, "step_s": 9.0} for at in range(3000)]
     (run_dir / "samples.jsonl").write_bytes(b"".join(to_json(each) + b"\n" for each in samples) + b'{"now":')
     assert recorded(run_dir).steps_per_s == pytest.approx(4.0)
+    old = [{"now": 100.0 + 900 * at, "step": 900 * at} for at in range(60)]  # a day later
+    (run_dir / "samples.jsonl").write_bytes(b"".join(to_json(each) + b"\n" for each in old))
+    assert recorded(run_dir).steps_per_s is None
 
 
 def test_a_run_without_records_here(tmp_path):

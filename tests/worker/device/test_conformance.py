@@ -427,7 +427,7 @@ def lost_before_a_new_group(member, kind):
     taken = time.monotonic() - aborted[0]
     member.store.set("freed", "1")
     device.check()
-    return taken < FREED_S and member.registry.state is GroupState.DRAINING
+    return taken < FREED_S and member.registry.state is GroupState.ABORTED
 
 
 def test_a_loss_frees_a_rank_that_waits_for_the_members_of_a_new_group(make_world):

@@ -6,6 +6,7 @@ import mmap
 import os
 import subprocess
 import sys
+import warnings
 from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
@@ -79,14 +80,18 @@ def test_the_debug_level_that_ends_processes_is_refused(environment):
 
 
 def test_settings_reach_the_environment_and_symmetric_memory_is_refused(environment):
-    os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "1"
-    with pytest.warns(RuntimeWarning, match=r"TORCH_NCCL_ASYNC_ERROR_HANDLING=0 \(it was 1\)"):
+    os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "1"  # by torchrun, and by our agent
+    os.environ["TORCH_NCCL_BLOCKING_WAIT"] = "1"
+    with pytest.warns(RuntimeWarning, match=r"sets TORCH_NCCL_BLOCKING_WAIT=0 \(it was 1\): "):
         Nccl().configure()
     assert SETTINGS.items() <= os.environ.items()
     for name in compat.SYMMETRIC:
         with pytest.raises(ScriptError, match="symmetric memory"):
             getattr(_symmetric_memory, name)("0")
-    Nccl().configure()  # warns of nothing: a warning would fail the test
+    os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "1"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Nccl().configure()
 
 
 @pytest.mark.parametrize("name", ["ProcessGroupNCCL", "ProcessGroupNCCL2"])
@@ -122,7 +127,7 @@ def test_connecting_may_take_longer_in_a_large_world(environment, monkeypatch):
     monkeypatch.setattr(torch.cuda, "device", lambda _: nullcontext())
     monkeypatch.setattr(library, "_make", lambda *_: None)
     monkeypatch.setattr(library, "_options", lambda _: None)
-    for size, limit_s in ((8, "30"), (512, "62")):
+    for size, limit_s in ((8, "30"), (512, "62"), (8, "62")):  # torch reads it after the last
         library.create(None, GroupSpec("0", 0, tuple(range(size)), timedelta(seconds=70)), torch.device("cuda"))
         assert os.environ["TORCH_NCCL_NONBLOCKING_TIMEOUT"] == limit_s
 
