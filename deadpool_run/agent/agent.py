@@ -175,7 +175,6 @@ class _Agent:
 
     async def _among_others(self, cluster: Cluster) -> int:
         """Find or found the job, and rejoin it after this node was declared lost."""
-        timeout_s = self._spec.settings.join_timeout_s
         loop = asyncio.get_running_loop()
         since = loop.time()
         found: rendezvous.Founder | rendezvous.Found | rendezvous.Over | None = None
@@ -197,23 +196,32 @@ class _Agent:
             try:
                 return await self._be_member(cluster, found)
             except RedirectError as redirect:
-                found = await rendezvous.redirect(cluster, redirect.leader.address, redirect.leader.port)
-                if found is None:
-                    await asyncio.wait({self._over}, timeout=_RETRY_S)
+                leader = redirect.leader
+                found = await rendezvous.redirect(cluster, leader.address, leader.port)
+                why = f"the leader at {leader.address}:{leader.port} does not answer"
+                if found is None and not await self._may_retry(since, why):
+                    return _EXIT_LAUNCH_FAILED
             except EndedError as ended:
                 tell(f"the job has ended: {ended}")
                 return ended.end.exit_code
             except LostError as error:
                 found = None
                 if not self._was_member:  # that agent does not know the leader either
-                    if loop.time() - since > timeout_s:
-                        self.found_nobody = True
-                        tell(f"no leader admitted this node within {timeout_s:g} s ({error})")
+                    if not await self._may_retry(since, str(error)):
                         return _EXIT_LAUNCH_FAILED
-                    await asyncio.wait({self._over}, timeout=_RETRY_S)
                     continue
                 since = loop.time()
                 tell(f"{error}; this node ends its workers and asks to rejoin as a spare")
+
+    async def _may_retry(self, since: float, why: str) -> bool:
+        """Wait a moment. False, with a line, if no leader has admitted this node in time."""
+        timeout_s = self._spec.settings.join_timeout_s
+        self.found_nobody = asyncio.get_running_loop().time() - since > timeout_s
+        if self.found_nobody:
+            tell(f"no leader admitted this node within {timeout_s:g} s ({why})")
+            return False
+        await asyncio.wait({self._over}, timeout=_RETRY_S)
+        return True
 
     async def _be_member(self, cluster: Cluster, found: rendezvous.Founder | rendezvous.Found) -> int:
         """Be a node of the job to its end. Raises `LostError` if the job continues without it, `EndedError` if it is refused."""

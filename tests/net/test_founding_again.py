@@ -11,7 +11,7 @@ from net.test_rendezvous import LONG, LOOPBACK, TOKEN, Led, cluster, free_port, 
 
 from deadpool_run.agent.records import earlier_run
 from deadpool_run.agent.records.run_record import RECORD_NAME, RunRecord, make_run_dir
-from deadpool_run.agent.rendezvous import leader_file
+from deadpool_run.agent.rendezvous import leader_file, rendezvous
 from deadpool_run.agent.rendezvous.peer_server import PeerServer
 from deadpool_run.agent.rendezvous.rendezvous import Found, Founder, find
 from deadpool_run.agent.spec import LaunchSpec, Mode, Target
@@ -91,15 +91,30 @@ def test_it_joins_through_the_leader_file(spec):
     within_bound(main())
 
 
-def test_it_founds_no_second_job_while_nobody_answers_and_says_how_to_go_on(spec):
+def test_it_founds_no_second_job_while_an_agent_is_silent_and_says_how_to_go_on(spec, monkeypatch):
+    monkeypatch.setattr(rendezvous, "_DOUBT_S", 1.0)
+    monkeypatch.setattr(rendezvous, "_PROBE_S", 0.2)
+
     async def main():
-        killed(spec, port := free_port())
-        with pytest.raises(UsageError) as refused:
-            await search(again(spec))
-        for part in (str(spec.run_dir), "run first", f"{LOOPBACK}:{port}", "--rdzv-endpoint", "deadpool-run prune"):
-            assert part in str(refused.value)
-        for path in (*spec.run_dir.iterdir(), spec.run_dir):
-            path.rmdir() if path.is_dir() else path.unlink()
+        with closing(listening()) as silent:
+            silent.listen()
+            killed(spec, free_port(), port := silent.getsockname()[1])
+            with pytest.raises(UsageError) as refused:
+                await search(again(spec))
+            for part in ("run first", f"{LOOPBACK}:{port}", "--rdzv-endpoint", f"rm -r {spec.run_dir}"):
+                assert part in str(refused.value)
+        founder = await search(again(spec))
+        assert isinstance(founder, Founder), "its machine refuses now: all agents have ended"
+        founder.listener.close()
+
+    within_bound(main())
+
+
+def test_a_job_whose_agents_were_all_killed_is_started_again_with_the_same_line(spec):
+    """As after `kill -9` of all of them, or when all machines have started again."""
+
+    async def main():
+        killed(spec, free_port(), free_port())
         founder = await search(again(spec))
         assert isinstance(founder, Founder)
         founder.listener.close()

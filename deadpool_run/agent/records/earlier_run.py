@@ -6,6 +6,7 @@ A machine that restarts would found a second job beside it. The records and jour
 import contextlib
 import mmap
 import re
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,10 +39,10 @@ class EarlierRun:
         """Why no other run is founded, and what to do."""
         asked = shortened([f"{address}:{port}" for address, port in self.agents], _MOST)
         return (
-            f"{self.run_dir} holds run {self.run_id}, started {self.started}, which has no end on record, and no agent of it "
-            f"answers ({asked or 'none is known'})\n"
+            f"{self.run_dir} holds run {self.run_id}, started {self.started}, which has no end on record and may still run: "
+            f"of its agents ({asked}), none answers, and one neither answers nor refuses\n"
             "if it still runs, start this machine with --rdzv-endpoint HOST:PORT of a machine that `deadpool-run status` lists "
-            "there; if it is over, remove that directory, for example with `deadpool-run prune`, and start again"
+            f"there; if it is over, remove the directory (rm -r {shlex.quote(str(self.run_dir))}) and start again"
         )
 
 

@@ -46,7 +46,7 @@ def _advice(record: dict[str, Any]) -> str:
     if record.get("endpoints") and not record.get("over", record.get("ended")):
         return (
             "it may still run: to take part in it, start this machine as before, or with --rdzv-endpoint HOST:PORT of another "
-            "machine of it; if it is over, remove that directory, for example with `deadpool-run prune`"
+            "machine of it; if it is over, remove that directory"
         )
     return (
         "give this run another --run-id, or a --run-dir of its own; or remove that directory, with its journal and logs"

@@ -154,7 +154,7 @@ class _Search:
         credentials, agents = self._credentials, self._former.agents
         if self._earlier is not None and self._is_in_doubt():
             credentials, agents = replace(credentials, run_id=self._earlier.run_id), self._earlier.agents
-        self._silent = None
+            self._silent = None
         for address, port in agents[:_MAX_PROBED]:
             try:
                 return _found(dial(ConnectionRole.MEMBER, address, port, credentials, _PROBE_S), self._cluster)
@@ -216,12 +216,12 @@ class _Search:
         return time.monotonic() < self._began + _DOUBT_S
 
     def _found(self, founder: Founder) -> Founder | Found | Over | OSError:
-        """Found the job, unless the authority knows of it, or an earlier one may live."""
+        """Found the job, unless the authority knows of it, or an agent of an earlier one is silent, and may live."""
         if self._record is None:
-            if self._earlier is None:
+            if self._earlier is None or self._silent is None:
                 return founder
             founder.listener.close()
-            if self._silent is not None and self._is_in_doubt():
+            if self._is_in_doubt():
                 return self._silent
             raise UsageError(self._earlier.refusal)
         try:

@@ -54,7 +54,7 @@ def cluster(values: Values, machines: int, host_name: str, token: Callable[[str]
         authority=authority,
         meeting=_meeting(values),
         token=token(values.text("token_file")),
-        node_name=values.text("node_name") or host_name,
+        node_name=_node_name(values) or host_name,
         node_rank=values.optional_count("node_rank", 0),
         failure_domain=values.text("topology"),
         bandwidth=values.quantity("replica_bandwidth", "500M or 2G", "KMGT", "(?:i?B)?(?:/s)?"),
@@ -63,6 +63,13 @@ def cluster(values: Values, machines: int, host_name: str, token: Callable[[str]
         # A scheduler gives the address of its first node. Machines that the user numbers may meet at any address.
         founds=values["node_rank"].source != DETECTED or values.count("node_rank", 0) == 0,
     )
+
+
+def _node_name(values: Values) -> str:
+    name = values.text("node_name")
+    if "/" in name:
+        raise values.refuse("node_name", "a directory with the node's records has this name", "write it without /")
+    return name
 
 
 def host_of(endpoint: str) -> tuple[str, str]:

@@ -114,7 +114,7 @@ def _notes(spec: LaunchSpec, machines: int) -> Iterator[str]:
     if machines == 2 and not (spec.cluster and spec.cluster.authority):
         survives = (
             "if the agent of one ends, the other continues"
-            if settings.spares or settings.spare_nodes
+            if settings.spare_nodes or settings.spares // settings.nodes >= spec.nproc_per_node
             else "a lost rank is replaced on its machine, but a lost machine needs another within --join-timeout"
         )
         yield (
