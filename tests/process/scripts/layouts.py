@@ -16,8 +16,6 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
-from deadpool_run.worker.device import choose
-
 WIDTH = 32
 BATCH = 16
 MICROBATCHES = 4
@@ -92,6 +90,8 @@ def build_ddp(ballast_mb):
 
 def build_ddp_side(_ballast_mb):
     """Updates on a stream of its own, which only the next step waits for. Without a device: at once."""
+    from deadpool_run.worker.device import choose  # noqa: PLC0415 - other scripts load checkpoints with torch alone
+
     model = DistributedDataParallel(stack(), bucket_cap_mb=0.05)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     rank, device, side = dist.get_rank(), choose.device_backend(), []

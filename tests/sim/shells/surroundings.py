@@ -21,6 +21,7 @@ from deadpool_run.agent import agent as agent_module
 from deadpool_run.agent import console
 from deadpool_run.agent.cluster import leader as leader_module
 from deadpool_run.agent.cluster import participation
+from deadpool_run.agent.records.earlier_run import EarlierRun
 from deadpool_run.agent.rendezvous import rendezvous
 from deadpool_run.agent.spec import Cluster
 from deadpool_run.core.settings import Settings
@@ -36,6 +37,7 @@ async def _find(
     settings: Settings,
     former: rendezvous.Former | None = None,
     base: Path | None = None,  # there is no shared disk
+    earlier: EarlierRun | None = None,  # nor a disk that outlives a machine
 ) -> Any:
     """A stand-in for the search, which uses threads: dial every machine in turn. Only the first machine founds the job."""
     loop: Any = asyncio.get_running_loop()
