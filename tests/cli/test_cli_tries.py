@@ -49,7 +49,7 @@ FIRST_TRIES = {
 """The lines of the first tries of a newcomer to the program, by their numbers."""
 OTHER = {
     10: "tests/cli/test_cli_app.py::test_help_is_a_command_too",
-    23: "tests/core/test_job_status.py::",
+    23: "tests/core/test_job_status.py::test_a_world_whose_protection_is_overdue_says_why",
 }
 """Tests of answers that are not shown: the page that `help` prints, and what comes after a minute."""
 
