@@ -10,6 +10,9 @@ from machine import Clock
 
 from deadpool_run.core.state import State
 
+_MOST_COPIES = 3
+"""The copies of a rank on a node, with those that only another loss needs."""
+
 Snapshot = tuple[int, int]
 """A version, and a token for its content. Equal tokens mean equal bytes."""
 
@@ -245,12 +248,16 @@ class Storage:
         """Drop copies of versions that the owner no longer holds, unless the next loss may need them."""
         self._note_commit()
         held, copies = source.held(rank), node.copies.get(rank, {})
+        needed = [each for each in copies if each not in held and self.may_need(each)]
+        needed.sort(key=lambda each: (each == self._newest_committed, each), reverse=True)
+        left = {*held, *needed[: max(0, _MOST_COPIES - len(held.keys() & copies.keys()))]}
         with self._covering():
-            node.copies[rank] = {each: kept for each, kept in copies.items() if each in held or self.may_need(each)}
+            node.copies[rank] = {each: kept for each, kept in copies.items() if each in left}
 
     def may_need(self, version: int) -> bool:
         """Tell whether the ranks may have to resume from this version: the one that they resumed from is not committed."""
-        return self._newest_committed <= version < self.resumed
+        is_needed = self._newest_committed <= version < self.resumed
+        return is_needed and (self._newest_committed in (version, -1) or version not in self.abandoned())
 
     def discard_above(self, epoch: int, version: int) -> None:
         """Discard newer versions, and refuse copies of older epochs that still arrive. Owners send valid ones again."""
@@ -276,7 +283,7 @@ class Storage:
         if token is not None:
             with self._covering():
                 kept = [slot for slot in self.nodes[node].slots[rank] if slot is not None and self.may_need(slot[0])]
-                self.nodes[node].slots[rank] = [(version, token), max(kept, default=None)]
+                self.nodes[node].slots[rank] = [(version, token), min(kept, default=None)]
             if self.homes.get(rank) == node:
                 self._send(rank, (version, token), max(self.epochs.values(), default=0))
         return token is not None

@@ -63,7 +63,7 @@ class Job:
 
     def tell(self):
         for node in self.nodes.values():
-            node.vault.status_page.publish(self.commits.committed, self.commits.abandoned)
+            node.committed(self.commits.committed, self.commits.abandoned)
 
     def node_of(self, rank):
         return self.nodes[self.homes[rank]]

@@ -109,6 +109,12 @@ class Node:
         buddy.replicator.keep({Rank(rank)})
         self.replicator.set_buddies({Rank(rank): (buddy.peer,)})
 
+    def committed(self, newest, abandoned=()):
+        """Have the leader report the newest commit."""
+        version = None if newest is None else Version(newest)
+        self.vault.status_page.publish(version, abandoned)
+        self.replicator.committed(version, abandoned)
+
     def empty_above(self, rank, version):
         """Have the rank's worker go back to a version."""
         rank_entry, fds = self.vault.status_page.rank_entries[rank], self.vault.descriptors(Rank(rank))

@@ -273,11 +273,12 @@ class LocalNode:
         self.copies.report_all()  # earlier reports were of former buddies, or went to another leader
 
     def committed(self, committed: Committed) -> None:
-        """Tell the node's workers which of their snapshots are needed."""
+        """Tell the node's workers which of their snapshots are needed, and note it for copies here."""
         if committed.timeline == self.timeline:
-            self.vault.status_page.publish(
-                Version(committed.version) if committed.version >= 0 else None, committed.abandoned
-            )
+            newest = Version(committed.version) if committed.version >= 0 else None
+            self.vault.status_page.publish(newest, committed.abandoned)
+            if self.copies is not None:
+                self.copies.committed(newest, committed.abandoned)
 
     def identify(self, asked: IdentifyCallers) -> None:
         """Report which connections to the job's store were made by processes here that may use it."""

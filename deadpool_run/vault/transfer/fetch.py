@@ -162,7 +162,9 @@ def check_held(vault: Vault, rank: Rank, version: Version) -> int:
 def _fill_slot(
     shared: Shared, rank: Rank, version: Version, digests: ChunkDigests, receive: Callable[[memoryview], object]
 ) -> None:
-    """Have a slot filled, in place of the older snapshot; the other slot is emptied then, unless another loss may need it.
+    """Have a slot filled, and the other one emptied then, unless another loss may need it.
+
+    The slot is that of the older snapshot which no loss needs, else that of the newer one: the older may be the committed one.
 
     The slots stay the same files, because the worker may already have their descriptors. Raises OSError and `DeadpoolError`.
     """
@@ -172,7 +174,9 @@ def _fill_slot(
         raise SnapshotError(f"rank {rank} does not live on this node any more")
     try:
         held = {each.slot: each.version for each in vault.held(rank)}
-        slot = min((0, 1), key=lambda slot: held.get(slot, EMPTY))
+        needed = {slot: version for slot, version in held.items() if shared.replicas.retention.may_need(version)}
+        unneeded = sorted({0, 1} - needed.keys(), key=lambda slot: held.get(slot, EMPTY))
+        slot = unneeded[0] if unneeded else max(needed, key=needed.__getitem__)
         _empty(shared, rank, slot, fds[slot], BUSY)
         try:
             with contextlib.closing(Memory(os.dup(fds[slot]))) as memory, memory.view(digests.nbytes) as view:
@@ -184,8 +188,7 @@ def _fill_slot(
             _empty(shared, rank, slot, fds[slot], EMPTY)
             raise
         vault.set_slot(rank, slot, fds[slot], version)
-        other = held.get(1 - slot)
-        if other is None or not shared.replicas.may_need(other):
+        if 1 - slot not in needed:
             _empty(shared, rank, 1 - slot, fds[1 - slot], EMPTY)
     finally:
         for fd in fds:

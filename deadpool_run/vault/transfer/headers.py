@@ -26,7 +26,7 @@ TOKEN_BYTES = 16
 MAX_SEGMENT_BYTES = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 """The memory of this machine."""
 _MAX_NUMBER = 1 << 62
-_MAX_HELD = 3
+MAX_HELD = 3
 """Two slots, and the version that is offered."""
 
 _Number = Annotated[int, Meta(ge=0, lt=_MAX_NUMBER)]
@@ -38,7 +38,7 @@ _PartCount = Annotated[int, Meta(ge=1, le=MAX_PARTS)]
 
 Identity = tuple[_Version, _Token]
 """A version and the token of its content."""
-_Identities = Annotated[list[Identity], Meta(max_length=_MAX_HELD)]
+_Identities = Annotated[list[Identity], Meta(max_length=MAX_HELD)]
 
 
 class Put(Tagged):

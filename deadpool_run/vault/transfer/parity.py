@@ -10,6 +10,7 @@ counts as held only once the parity has those of all ranks of its group.
 
 import os
 import threading
+import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 
@@ -19,6 +20,7 @@ from deadpool_run.ids import Rank, Version
 from deadpool_run.vault.segments import create_memory, whole_pages
 from deadpool_run.vault.transfer.chunks import ChunkDigests, Hasher, range_of
 from deadpool_run.vault.transfer.headers import Put
+from deadpool_run.vault.transfer.retention import Retention
 from deadpool_run.vault.vault import Vault
 from deadpool_run.wire.peers import Peer
 
@@ -153,14 +155,16 @@ class Parities:
         vault: Vault,
         lock: "threading.RLock",
         on_change: Callable[[], None],
-        may_need: Callable[[Version], bool],
+        retention: Retention,
     ) -> None:
-        """`on_change` is called when they take more or less memory. `may_need`: a version that is kept without its owner."""
-        self._hasher, self._vault, self._on_change, self._may_need = hasher, vault, on_change, may_need
+        """`on_change` is called when they take more or less memory."""
+        self._hasher, self._vault, self._on_change, self._retention = hasher, vault, on_change, retention
         self._lock = lock
         self._changed = threading.Condition(lock)
         self._present: dict[Rank, Group] = {}
         self._held: dict[Group, _Held] = {}
+        self._short_since: dict[Rank, float] = {}
+        """The ranks whose last offer did not fit, and since when."""
 
     def keep(self, ranks: Collection[Rank], groups: Collection[Group]) -> None:
         """Hold parities of these groups from now on, and older ones only while this node keeps copies of all their ranks."""
@@ -205,24 +209,48 @@ class Parities:
                 digests = ChunkDigests(self._hasher, rank, version, put.token, put.nbytes)
                 part = parity.parts[rank] = ParityPart(rank, digests, home, put.timeline, bytearray(digests.chunks))
                 parity.cover(digests.chunks)
-                self._take_room(parity, part)
+                self._take_room(parity, part, put)
             part.home, part.timeline = home, max(part.timeline, put.timeline)
             parity.users += 1
             self._changed.notify_all()
             return parity, part
 
-    def _take_room(self, parity: Parity, part: ParityPart) -> None:
+    def _take_room(self, parity: Parity, part: ParityPart, put: Put) -> None:
         """Announce the memory for a new part. Raises `NoMemoryError` without room for it, and forgets the part."""
-        self._on_change()
         growth = max(0, _size(part.digests.chunks) - parity.taken)
-        try:
-            self._vault.check_room(growth, f"the parity of rank {part.rank}")
-        except NoMemoryError:
-            del parity.parts[part.rank]
-            if not parity.parts:
-                self._drop(parity)
+        while True:
             self._on_change()
-            raise
+            try:
+                self._vault.check_room(growth, f"the parity of rank {part.rank}")
+            except NoMemoryError:
+                if self._give_way(parity, put):
+                    continue
+                self._short_since.setdefault(part.rank, time.monotonic())
+                del parity.parts[part.rank]
+                if not parity.parts:
+                    self._drop(parity)
+                self._on_change()
+                raise
+            self._short_since.pop(part.rank, None)
+            return
+
+    def _give_way(self, parity: Parity, put: Put) -> bool:
+        """Free spare memory, or that of a whole parity that the rank's owner does not hold; return whether there was any."""
+        spares = [held.spares for group, held in self._held.items() if put.rank in group and held.spares]
+        for fds in spares:
+            while fds:
+                os.close(fds.pop())
+        if spares:
+            return True
+        whole = {
+            (each.version, each.parts[put.rank].digests.token): each
+            for each in self._of(put.rank)
+            if each is not parity and each.is_whole and each.parts[put.rank].timeline <= put.timeline
+        }
+        first = self._retention.first_to_go(whole.keys(), put.held, self._short_since.get(put.rank))
+        if first is not None:
+            self._drop(whole[first])
+        return first is not None
 
     def ended(self, parity: Parity, part: ParityPart, *, whole: bool, damaged: bool = False) -> None:
         """Note that a delivery ended: all chunks are here, or the rest comes later; or they are not the owner's."""
@@ -259,12 +287,11 @@ class Parities:
                 owners = self._held.setdefault(put.group, _Held()).owners
                 if timeline >= owners.get(rank, (0, frozenset()))[0]:
                     owners[rank] = timeline, frozenset(version for version, _ in put.held)
-            left = []
-            for parity in list(self._of(rank)):
-                part = parity.parts[rank]
-                identity = parity.version, part.digests.token
-                is_kept = identity in put.held or (parity.is_whole and self._may_need(parity.version))
-                if timeline >= part.timeline and not is_kept:
+            here = {parity: (parity.version, parity.parts[rank].digests.token) for parity in self._of(rank)}
+            whole = {identity for parity, identity in here.items() if parity.is_whole}
+            kept, left = {*put.held, *self._retention.kept(whole, put.held)}, []
+            for parity, identity in here.items():
+                if timeline >= parity.parts[rank].timeline and identity not in kept:
                     self._drop(parity)
                 elif parity.holds_in(timeline) and parity.group == put.group == self._present.get(rank):
                     left.append(identity)

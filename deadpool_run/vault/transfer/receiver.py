@@ -96,19 +96,17 @@ class Served:
         headers.send(self._connection, headers.HeldVersions(left, replicas.transcript(rank)))
 
     def _memory_for(self, put: headers.Put) -> Memory | None:
-        """Return memory for a copy. Without room for one more, copies that the owner has dropped go first, but never all."""
+        """Return memory for a copy. Without room for one more, copies that the owner has dropped give way."""
         replicas, was_short = self._shared.replicas, self._shared.replicas.is_short(put.rank)
-        try:
-            return replicas.spare(put.rank, put.version, put.nbytes)
-        except NoMemoryError:
-            if replicas.has_some(put.rank, put.held):
-                replicas.trim(put.rank, put.timeline, put.held)
-        try:
-            return replicas.spare(put.rank, put.version, put.nbytes)
-        except NoMemoryError as error:
-            if not was_short:
-                _LOG.warning("%s. Until there is more, or another node takes it, a loss repeats more steps", error)
-            return None
+        while True:
+            try:
+                return replicas.spare(put.rank, put.version, put.nbytes)
+            except NoMemoryError as error:
+                if replicas.give_way(put.rank, put.timeline, put.held):
+                    continue
+                if not was_short:
+                    _LOG.warning("%s. Until there is more, or another node takes it, a loss repeats more steps", error)
+                return None
 
     def _receive(self, put: headers.Put, copy: Copy) -> str | None:
         """Ask for a copy, receive and add it; return the reason if that fails."""

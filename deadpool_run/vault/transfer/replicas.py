@@ -7,6 +7,7 @@ snapshots' copies, not of the transcripts', for ranks that share one.
 
 import os
 import threading
+import time
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
@@ -14,10 +15,10 @@ from deadpool_run.core.copies.parity_groups import Group
 from deadpool_run.errors import NoMemoryError
 from deadpool_run.ids import Rank, Version
 from deadpool_run.vault.segments import blob_header, create_memory
-from deadpool_run.vault.status_page import EMPTY
 from deadpool_run.vault.transfer.chunks import ChunkDigests, Hasher
 from deadpool_run.vault.transfer.memory import Memory
 from deadpool_run.vault.transfer.parity import Parities
+from deadpool_run.vault.transfer.retention import Retention
 from deadpool_run.vault.vault import Held, Segments, Vault
 
 Token = bytes
@@ -72,14 +73,14 @@ class Replicas:
         self._vault = vault
         self._receiving: dict[Memory, tuple[int, int]] = {}
         """Of each memory that is being received into: what it took before, and what it takes more."""
-        self._refused: set[Rank] = set()
+        self._short_since: dict[Rank, float] = {}
+        """The ranks of which the last copy that was offered did not fit, and since when."""
         self._lock = threading.RLock()
         self._ranks: dict[Rank, _Rank] = {}
         self._kept: frozenset[Rank] = frozenset()
         self._timeline = 0
-        self._resumed: Version | None = None
-        """The version from which the ranks resumed last."""
-        self.parities = Parities(hasher, vault, self._lock, self._announce, self.may_need)
+        self.retention = Retention()
+        self.parities = Parities(hasher, vault, self._lock, self._announce, self.retention)
 
     # --- for the loop --------------------------------------------------------------------------------------------
 
@@ -88,14 +89,15 @@ class Replicas:
         with self._lock:
             self._kept = frozenset(ranks)
             self.parities.keep(ranks, groups)
-            self._refused &= self._kept
+            self._short_since = {rank: since for rank, since in self._short_since.items() if rank in self._kept}
             for rank in self._ranks.keys() - self._kept:
                 self.drop(rank)
 
     def discard_above(self, timeline: int, version: Version) -> None:
         """Drop newer versions of older timelines, and refuse later deliveries of older timelines."""
         with self._lock:
-            self._timeline, self._resumed = timeline, version
+            self._timeline = timeline
+            self.retention.discard_above(version)
             for own in self._ranks.values():
                 self._free_older(own, timeline, {each for each in own.snapshots() if each > version})
             self.parities.discard_above(timeline, version)
@@ -104,21 +106,14 @@ class Replicas:
     def renew(self, timeline: int) -> None:
         """Drop everything of older timelines."""
         with self._lock:
-            self._timeline, self._resumed = timeline, None
+            self._timeline = timeline
+            self.retention.renew()
             for rank, own in list(self._ranks.items()):
                 self._free_older(own, timeline, set(own.copies))
                 if not own.copies:
                     self.drop(rank)
             self.parities.renew(timeline)
             self._announce()
-
-    def may_need(self, version: Version) -> bool:
-        """Return whether another loss may bring the ranks back to this version, although their nodes do not all have it.
-
-        That is so until the version that they resumed from, or a newer one, is committed: replaced ranks have no older ones.
-        """
-        committed = self._vault.committed()
-        return self._resumed is not None and (EMPTY if committed is None else committed) <= version < self._resumed
 
     def snapshots(self, rank: Rank) -> set[Version]:
         """Return the versions of a rank, as copies or in parities."""
@@ -214,20 +209,24 @@ class Replicas:
     def without_memory(self) -> int:
         """Return for how many ranks a copy was refused for lack of memory, the last time that one was offered."""
         with self._lock:
-            return len(self._refused)
+            return len(self._short_since)
 
-    def has_some(self, rank: Rank, snapshots: Collection[tuple[Version, Token]]) -> bool:
-        """Return whether one of these snapshots of the rank is here."""
+    def give_way(self, rank: Rank, timeline: int, held: Collection[tuple[Version, Token]]) -> bool:
+        """Drop one copy, which the owner does not hold, for the memory of the next one; return whether there was one."""
         with self._lock:
-            return any(
-                (version, copy.token) in snapshots
-                for version, copy in self._ranks.get(rank, _Rank()).snapshots().items()
-            )
+            own = self._ranks.get(rank, _Rank())
+            kept = [(version, copy.token) for version, copy in own.snapshots().items()]
+            first = self.retention.first_to_go(kept, held, self._short_since.get(rank))
+            if first is None or timeline < own.timeline:
+                return False
+            self._free(own, own.copies.pop(first[0]))
+            self._announce()
+            return True
 
     def is_short(self, rank: Rank) -> bool:
         """Return whether there was no memory for the rank's last copy that was offered."""
         with self._lock:
-            return rank in self._refused
+            return rank in self._short_since
 
     def spare(self, rank: Rank, version: Version | None, nbytes: int) -> Memory:
         """Return memory to receive this many bytes into; the caller owns it until `add` or `put_back`.
@@ -251,9 +250,9 @@ class Replicas:
                 else:
                     spares.append(memory)
                 self._announce()
-                self._refused.add(rank)
+                self._short_since.setdefault(rank, time.monotonic())
                 raise
-            self._refused.discard(rank)
+            self._short_since.pop(rank, None)
             return memory
 
     def put_back(self, rank: Rank, memory: Memory) -> None:
@@ -292,15 +291,16 @@ class Replicas:
             self._announce()
             return refusal
 
-    def trim(self, rank: Rank, timeline: int, kept: Collection[tuple[Version, Token]]) -> list[tuple[Version, Token]]:
+    def trim(self, rank: Rank, timeline: int, held: Collection[tuple[Version, Token]]) -> list[tuple[Version, Token]]:
         """Drop copies that the owner does not hold and may not need, unless a newer timeline is known; return the rest."""
         with self._lock:
             own = self._ranks.get(rank, _Rank())
-            for version, copy in own.snapshots().items():
-                if timeline >= own.timeline and (version, copy.token) not in kept and not self.may_need(version):
-                    self._free(own, own.copies.pop(version))
+            here = {(version, copy.token) for version, copy in own.snapshots().items()}
+            left = self.retention.kept(here, held) if timeline >= own.timeline else here
+            for version, _ in here - left:
+                self._free(own, own.copies.pop(version))
             self._announce()
-            return sorted((version, copy.token) for version, copy in own.snapshots().items())
+            return sorted(left)
 
     def transcript(self, rank: Rank) -> Token | None:
         """Return the token of the rank's transcript, if it is here."""

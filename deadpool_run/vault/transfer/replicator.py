@@ -153,6 +153,10 @@ class Replicator:
         self._shared.replicas.discard_above(timeline, version)
         self._begin(timeline)
 
+    def committed(self, newest: Version | None, abandoned: Collection[int]) -> None:
+        """Note the newest committed version, and versions that never will be."""
+        self._shared.replicas.retention.committed(newest, abandoned)
+
     def renew(self, timeline: int) -> None:
         """Drop all copies, because the world starts again. The caller renews the vault and sets new buddies."""
         self._floor = None

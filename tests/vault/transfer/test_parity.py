@@ -9,8 +9,10 @@ import pytest
 from played_owner import Owner, take_transcript
 from vault_kit import KIB, Node, cluster, content, in_loop, off
 
-from deadpool_run.ids import Rank
-from deadpool_run.vault.transfer import chunks
+from deadpool_run.ids import Rank, Version
+from deadpool_run.vault import segments
+from deadpool_run.vault.status_page import EMPTY
+from deadpool_run.vault.transfer import chunks, retention
 from deadpool_run.vault.transfer.chunks import CHUNK_BYTES
 from deadpool_run.vault.transfer.headers import Go, HeldVersions
 
@@ -187,6 +189,51 @@ async def test_what_is_not_announced_as_the_nodes_group_is_refused():
             await owners[rank].until(lambda rank=rank: owners[rank].told.get(rank, ((7,),))[0] == ())
         holder.replicator.keep(GROUP, [others])
         await until_safe(owners[:2], 7)
+
+
+def replaced(owners, version, committed):
+    """Have the owners make a version next to the committed one, which the first one, a replacement, does not hold."""
+    for rank, owner in enumerate(owners):
+        fds, entry = owner.vault.descriptors(Rank(rank)), owner.vault.status_page.rank_entries[rank]
+        slot = entry.slots.index(committed)
+        if rank == 0:
+            entry.set_slot(slot, EMPTY)
+            segments.mark_empty(fds[f"slot{slot}"])
+        owner.capture(rank, version, slot=1 - slot, body=body(rank, version))
+
+
+@pytest.mark.parametrize("committed", [1, 2])
+@in_loop
+async def test_with_room_for_two_parities_the_one_of_a_roll_back_is_taken(committed):
+    async with grouped() as (owners, holder, _):
+        capture(owners, 1)
+        await until_safe(owners, 1)
+        capture(owners, 2)
+        await until_safe(owners, 1, 2)
+        holder.committed(committed)
+        for node in (holder, *owners):
+            node.replicator.discard_above(1, Version(3))
+        page = holder.vault.status_page
+        page.memory_limit = page.taken
+        replaced(owners, 3, committed)
+        await owners[0].until(lambda: owners[0].told[0] == ((3,), True, 1))
+        assert holder.replicator.versions(Rank(0)) == (committed, 3)
+
+
+@in_loop
+async def test_with_room_for_one_parity_the_committed_one_goes_after_a_while(monkeypatch):
+    monkeypatch.setattr(retention, "_PATIENCE_S", 0.0)
+    async with grouped() as (owners, holder, _):
+        capture(owners, 1)
+        await until_safe(owners, 1)
+        holder.committed(1)
+        for node in (holder, *owners):
+            node.replicator.discard_above(1, Version(3))
+        page = holder.vault.status_page
+        page.memory_limit = page.taken
+        replaced(owners, 3, 1)
+        await owners[0].until(lambda: owners[0].told[0] == ((3,), True, 1))
+        assert holder.replicator.versions(Rank(0)) == (3,)
 
 
 @in_loop

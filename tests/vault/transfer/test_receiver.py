@@ -241,7 +241,7 @@ async def test_a_committed_version_is_kept_until_that_of_the_roll_back_is_commit
             owner.write(version)
             tokens[version] = owner.token
             await off(lambda version=version: owner.put_all(version, held=list(tokens.items())))
-        node.vault.status_page.publish(Version(4), ())
+        node.committed(4)
         node.replicator.discard_above(1, Version(6))
         owner.write(6)
         six = (6, owner.token)
@@ -249,10 +249,50 @@ async def test_a_committed_version_is_kept_until_that_of_the_roll_back_is_commit
         assert answer.held == list(tokens.items()), "the owner has only 6, and it is not here yet"
         await off(lambda: owner.put_all(6, timeline=1))
         assert node.replicator.versions(Rank(0)) == (4, 5, 6)
-        node.vault.status_page.publish(Version(6), ())
+        node.committed(6)
         owner.write(7)
         await off(lambda: owner.put_all(7, timeline=1, held=[six, (7, owner.token)]))
         assert node.replicator.versions(Rank(0)) == (6, 7)
+
+
+async def rolled_back(node, owner, *versions):
+    """Have copies of these versions, then a roll back to 6, which the owner makes; return the identity of each."""
+    await owner.gives(3)
+    identities = {}
+    for version in versions:
+        owner.write(version)
+        identities[version] = (version, owner.token)
+        await off(lambda version=version: owner.put_all(version, held=list(identities.values())))
+    node.replicator.discard_above(1, Version(6))
+    owner.write(6)
+    return identities | {6: (6, owner.token)}
+
+
+@in_loop
+async def test_an_abandoned_version_is_not_kept_for_another_loss():
+    async with pair() as (node, owner):
+        node.committed(4, (5,))
+        identities = await rolled_back(node, owner, 4, 5)
+        await off(lambda: owner.put_all(6, timeline=1, held=[identities[6]]))
+        assert node.replicator.versions(Rank(0)) == (4, 6)
+
+
+@in_loop
+async def test_a_new_leader_does_not_make_a_node_forget_what_was_committed():
+    """It begins with no commit, and lists even the last one as abandoned."""
+    async with pair() as (node, owner):
+        node.committed(4)
+        node.committed(None, (4,))
+        identities = await rolled_back(node, owner, 3, 4, 5)
+        await off(lambda: owner.put_all(6, timeline=1, held=[identities[6]]))
+        assert node.replicator.versions(Rank(0)) == (4, 5, 6), "3 is older"
+        owner.write(7)
+        await off(lambda: owner.put_all(7, timeline=1, held=[identities[6], (7, owner.token)]))
+        assert node.replicator.versions(Rank(0)) == (4, 6, 7), "no more than an answer can list"
+        node.replicator.discard_above(2, Version(4))
+        owner.write(4)
+        await off(lambda: owner.put_all(4, timeline=2))
+        assert node.replicator.versions(Rank(0)) == (4,), "nothing is kept for a loss below the commit"
 
 
 @in_loop

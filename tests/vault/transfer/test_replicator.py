@@ -246,7 +246,7 @@ async def test_a_fetch_leaves_a_committed_version_that_another_loss_may_need():
         a.replicator.set_buddies({Rank(0): ()})
         a.capture(0, 6)
         assert await b.seat(0, a.peer) is None
-        b.vault.status_page.publish(Version(5), ())
+        b.committed(5)
         b.replicator.discard_above(1, Version(6))
         a.replicator.discard_above(1, Version(6))
         assert await b.fetch(0, 6, a.peer) is None
@@ -256,10 +256,26 @@ async def test_a_fetch_leaves_a_committed_version_that_another_loss_may_need():
 
 
 @in_loop
+async def test_a_fetch_takes_the_slot_of_the_newer_of_two_versions_that_another_loss_may_need():
+    async with cluster("a", "b") as (a, b):
+        await copied_twice(a, b)
+        a.replicator.set_buddies({Rank(0): ()})
+        a.capture(0, 6)
+        assert await b.seat(0) is None
+        assert b.vault.captured(Rank(0)) == (4, 5)
+        b.committed(4)
+        for node in (a, b):
+            node.replicator.discard_above(1, Version(6))
+        assert await b.fetch(0, 6, a.peer) is None
+        assert b.vault.captured(Rank(0)) == (4, 6)
+        assert b.body(0, 4) == content(0, 4)
+
+
+@in_loop
 async def test_a_buddy_with_three_versions_becomes_the_owner_of_each():
     async with cluster("a", "b") as (a, b):
         await copied_twice(a, b)
-        b.vault.status_page.publish(Version(4), ())
+        b.committed(4)
         for node in (a, b):
             node.replicator.discard_above(1, Version(5))
         a.capture(0, 6)

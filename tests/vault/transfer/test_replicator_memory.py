@@ -5,10 +5,13 @@ import logging
 import mmap
 import threading
 
-from vault_kit import LIMIT_S, cluster, content, in_loop
+import pytest
+from played_owner import pair
+from vault_kit import LIMIT_S, cluster, content, in_loop, off
 
-from deadpool_run.ids import Rank
-from deadpool_run.vault.transfer import receiver, sender
+from deadpool_run.ids import Rank, Version
+from deadpool_run.vault.transfer import receiver, retention, sender
+from deadpool_run.vault.transfer.headers import No
 from deadpool_run.view import memory_plan
 
 
@@ -130,3 +133,45 @@ async def test_without_memory_a_copy_that_its_owner_has_dropped_makes_room_for_t
         a.capture(0, 3, body=bodies[3])
         await a.until_safe(0, 2, 3)
         assert b.replicator.traffic().without_memory == 0
+
+
+@pytest.mark.parametrize("holds", [4, 5, None])
+@in_loop
+async def test_with_room_for_two_copies_the_one_of_a_roll_back_is_taken(holds, monkeypatch):
+    """The committed version stays, unless the owner holds the other one, which may be about to be committed."""
+    async with pair() as (node, owner):
+        node.committed(4)
+        await owner.gives(4)
+        identities = {4: (4, owner.token)}
+        owner.write(5)
+        identities[5] = (5, owner.token)
+        await off(lambda: owner.put_all(5, held=list(identities.values())))
+        node.replicator.discard_above(1, Version(6))
+        node.vault.status_page.rank_entries[3].growing = 1 << 60
+        owner.write(6)
+        held = [*([identities[holds]] if holds else ()), (6, owner.token)]
+        if holds == 5:
+            for _ in range(2):
+                assert isinstance(await off(lambda: owner.put(6, timeline=1, held=held)), No)
+            assert node.replicator.versions(Rank(0)) == (4, 5), "another node may have memory"
+            monkeypatch.setattr(retention, "_PATIENCE_S", 0.0)
+        await off(lambda: owner.put_all(6, timeline=1, held=held))
+        assert node.replicator.versions(Rank(0)) == (5 if holds == 5 else 4, 6)
+
+
+@in_loop
+async def test_with_room_for_one_copy_the_committed_one_goes_after_a_while(monkeypatch):
+    async with pair() as (node, owner):
+        node.committed(4)
+        await owner.gives(4)
+        four = (4, owner.token)
+        node.replicator.discard_above(1, Version(6))
+        node.vault.status_page.rank_entries[3].growing = 1 << 60
+        owner.write(6)
+        for _ in range(2):
+            assert isinstance(await off(lambda: owner.put(6, timeline=1)), No)
+        assert node.replicator.versions(Rank(0)) == (4,), "another node may have memory"
+        monkeypatch.setattr(retention, "_PATIENCE_S", 0.0)
+        assert isinstance(await off(lambda: owner.put(6, timeline=1, held=[four, (6, owner.token)])), No)
+        await off(lambda: owner.put_all(6, timeline=1))
+        assert node.replicator.versions(Rank(0)) == (6,)
