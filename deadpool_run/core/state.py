@@ -60,6 +60,8 @@ class Repair:
     """When a worker was last ended because it could not build its communicators."""
     asked_at: float | None = None
     """When nodes were last asked for copies of a rank; None if no answer is missing."""
+    searched_in: Epoch = NO_EPOCH
+    """The last epoch in which no version was common, so that every rank's old ones were asked for."""
     resume: Version | None = None
     """The version of this epoch; None until it is chosen. Held by every rank."""
     completed: Version | None = None

@@ -17,25 +17,29 @@ def left_behind(decision: Decision, rank: Rank, node: NodeId, versions: frozense
 
 def ask(decision: Decision, rank: Rank, but: NodeId | None = None) -> None:
     """Ask every node that may have copies of the rank, except `but`. The vault of the rank's own node is gone."""
-    _ask(decision, rank, {}, () if but is None else (but,))
+    _ask(decision, rank, {}, but)
 
 
 def ask_too(decision: Decision) -> bool:
-    """Ask the other nodes about every rank that they were not asked about in this epoch; return whether there are any.
+    """Ask the nodes about every rank, once in this epoch, for versions that are not known; return whether there are any nodes.
 
-    Old versions may be only there: a replacement's node has none that is older than the one that it resumed from.
+    A replacement's node has no slot with a version that is older than the one that it resumed from. Another node may, and this
+    one as well: a third copy stayed a copy when the rank moved there, or a parity has it.
     """
     state = decision.state
+    if decision.repair.searched_in == state.epoch:
+        return False
+    decision.repair.searched_in = state.epoch
     for seat in state.seats:
-        if seat.asked_in != state.epoch:
+        if seat.asked_in != state.epoch or state.term:  # a new leader has left out some answers
             known = dict(seat.copies)
             if not known and seat.owner is not None and seat.node is not None:
                 known = {seat.node: seat.held or frozenset()}
-            _ask(decision, seat.rank, known, known)
+            _ask(decision, seat.rank, known)
     return bool(state.seat_counters.unknown)
 
 
-def _ask(decision: Decision, rank: Rank, known: Copies, but: Collection[NodeId]) -> None:
+def _ask(decision: Decision, rank: Rank, known: Copies, but: NodeId | None = None) -> None:
     """Ask every node that may have copies of the rank, except `but`, and note what is known."""
     state = decision.state
     failed_sources = frozenset() if state.repair is None else state.repair.failed_sources
@@ -43,7 +47,7 @@ def _ask(decision: Decision, rank: Rank, known: Copies, but: Collection[NodeId])
     asked = [
         node
         for node in dict.fromkeys(likely)
-        if node in state.nodes and node not in but and (rank, node) not in failed_sources
+        if node in state.nodes and node != but and (rank, node) not in failed_sources
     ]
     _set(decision, rank, known, frozenset(asked))
     decision.set_seat(rank, asked_in=state.epoch)
@@ -53,13 +57,16 @@ def _ask(decision: Decision, rank: Rank, known: Copies, but: Collection[NodeId])
 
 
 def reported(decision: Decision, event: ev.ReplicasReported) -> None:
-    """Note what a node holds, if it answers the last question."""
-    seat = decision.state.seats[event.rank] if 0 <= event.rank < len(decision.state.seats) else None
+    """Note what a node holds, next to what is known of it, if it answers the last question."""
+    state = decision.state
+    seat = state.seats[event.rank] if 0 <= event.rank < len(state.seats) else None
     if seat is not None and event.node in seat.asked and event.epoch == seat.asked_in:
-        held = {event.node: frozenset(event.versions)} if event.versions or not decision.state.term else {}
+        versions = seat.copies.get(event.node, frozenset()) | frozenset(event.versions)
+        held = {event.node: versions} if versions or not state.term else {}
         copies, asked = {**seat.copies, **held}, seat.asked - {event.node}
-        is_searched = decision.state.term and not asked and seat.owner is None
-        _set(decision, event.rank, _of_the_last_stay(copies) if is_searched else copies, asked)
+        wants_old = state.repair is not None and state.repair.searched_in == state.epoch
+        is_filtered = state.term and not asked and seat.owner is None and not wants_old
+        _set(decision, event.rank, _of_the_last_stay(copies) if is_filtered else copies, asked)
 
 
 def give_up(decision: Decision) -> None:
