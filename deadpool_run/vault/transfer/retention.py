@@ -39,11 +39,12 @@ class Retention:
         """Return whether another loss may bring the ranks back to this version, although their nodes do not all have it.
 
         That is so until the version that they resumed from, or a newer one, is committed: replaced ranks have no older ones.
-        A new leader may list the committed version as abandoned: it counts.
+        Some fetch that version itself now, although they offer copies of others. A new leader may list it, or the committed
+        version, as abandoned: they count.
         """
-        if not self._committed <= version < self._resumed:
+        if not self._committed <= version <= self._resumed:
             return False
-        return self._committed in (version, EMPTY) or version not in self._abandoned
+        return version == self._resumed or self._committed in (version, EMPTY) or version not in self._abandoned
 
     def kept(self, here: Collection[Identity], held: Collection[Identity]) -> set[Identity]:
         """Return which of a rank's versions here are kept, of an owner that holds these: its own, and some that may be needed.
@@ -73,7 +74,7 @@ class Retention:
         if len(kept) > 1 and self._worth(first[0]) < _COMMITTED:
             return first
         is_patient = short_since is None or time.monotonic() - short_since < _PATIENCE_S
-        return None if is_patient or not self.may_need(first[0]) else first
+        return None if is_patient else first
 
     def _worth(self, version: Version) -> int:
         if not self.may_need(version):

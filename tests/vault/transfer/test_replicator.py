@@ -431,3 +431,28 @@ async def test_a_replicator_closes_whatever_it_does(busy):
         await a.close()
         assert a.loop.time() - began < 2
         peer.close()
+
+
+@pytest.mark.parametrize("first", ["buddy", "owner"])
+@in_loop
+async def test_a_buddy_keeps_the_version_that_its_owner_is_about_to_fetch(first):
+    """The owner was replaced and has only version 6. Its link offers nothing that counts, before its fetch begins."""
+    async with cluster("a", "b") as (a, b):
+        a.holds(4)
+        a.copies_to(b)
+        await a.until_safe(0, 4)
+        for node in (a, b):
+            node.committed(4)
+            node.replicator.discard_above(1, Version(6))
+        descriptors, entry = a.vault.descriptors(Rank(0)), a.vault.status_page.rank_entries[0]
+        slot = entry.slots.index(4)
+        entry.set_slot(slot, EMPTY)
+        segments.mark_empty(descriptors[f"slot{slot}"])
+        a.capture(0, 6, slot=1 - slot)
+        await a.until_safe(0, 4, 6, timeline=1)
+        assert b.replicator.versions(Rank(0)) == (4, 6)
+        for node in (b, a) if first == "buddy" else (a, b):
+            node.replicator.discard_above(2, Version(4))
+        assert await a.fetch(0, 4, b.peer) is None
+        assert a.body(0, 4) == content(0, 4)
+        assert b.replicator.versions(Rank(0)) == (4,)
