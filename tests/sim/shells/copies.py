@@ -10,6 +10,7 @@ from storage import Snapshot, free_slot
 from workers import Gathering, Worker
 
 from deadpool_run.ids import NodeId, Rank, Version
+from deadpool_run.vault.transfer.retention import Retention
 from deadpool_run.wire import peers
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ class Copies:
         self.transcripts: set[int] = set()
         self.mine: dict[int, tuple[NodeId, ...]] = {}
         self.timeline = 0
+        self.retention = Retention()
         self.closed = False
         self._acks: dict[tuple[int, NodeId], tuple[set[int], bool]] = {}
         self._reported: dict[int, Any] = {}
@@ -98,7 +100,11 @@ class Copies:
             return
         copies = there.copies.setdefault(rank, {})
         copies[version] = (token, timeline)
-        there.copies[rank] = {each: kept for each, kept in copies.items() if each in self.held(rank)}
+        there.copies[rank] = {
+            each: kept
+            for each, kept in copies.items()
+            if each in self.held(rank) or there.retention.may_need(Version(each))
+        }
         if rank in self.transcripts:
             there.transcripts.add(rank)
         self._later(lambda: self._acknowledged(rank, other, timeline, there))
@@ -148,6 +154,9 @@ class Copies:
     def compute(self, _rank: Rank, _version: Version, done: Callable[[str | None], None]) -> None:
         done(None)
 
+    def committed(self, newest: Version | None, abandoned: Collection[int]) -> None:
+        self.retention.committed(newest, abandoned)
+
     def captured(self, _rank: Rank, _version: Version) -> None: ...
 
     def skipped(self) -> None: ...
@@ -173,6 +182,7 @@ class Copies:
 
     def discard_above(self, timeline: int, version: Version) -> None:
         self.timeline = timeline
+        self.retention.discard_above(version)
         self._acks.clear()
         for rank in self.slots:
             self.empty_above(rank, version)
@@ -184,6 +194,7 @@ class Copies:
 
     def renew(self, timeline: int) -> None:
         self.timeline = timeline
+        self.retention.renew()
         for each in (self.slots, self.copies, self.transcripts, self.mine, self._acks, self._reported):
             each.clear()
 
