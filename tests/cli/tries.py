@@ -93,6 +93,16 @@ REFUSED = (
 """Lines that start nothing."""
 
 
+@contextmanager
+def hangup_as_usual():
+    """Have processes that are started in here not ignore SIGHUP."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 class Tries:
     """Runs lines in a folder of its own, and keeps what came back."""
 
@@ -142,8 +152,8 @@ class Tries:
 
     @contextmanager
     def live(self, line):
-        """Have a line run, whose script says that it is up; yield its process."""
-        with subprocess.Popen(
+        """Have a line run, whose script says that it is up; yield its process. It handles SIGHUP also if pytest runs under nohup."""
+        with hangup_as_usual(), subprocess.Popen(
             self.command(line), cwd=self.home / "work", env=self.environment, stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         ) as process:  # fmt: skip
