@@ -27,11 +27,11 @@ from deadpool_run.agent.processes import children
 from deadpool_run.agent.processes.forkserver import ForkServer
 from deadpool_run.agent.processes.forkserver_process import ForkServerProcess, ForkServerSpec
 from deadpool_run.agent.processes.store import LOOPBACK
-from deadpool_run.agent.records import earlier_run, old_runs, script_copy
+from deadpool_run.agent.records import old_runs, script_copy
 from deadpool_run.agent.records.launch_identity import identity_of
 from deadpool_run.agent.records.logs import Logs
 from deadpool_run.agent.records.run_record import component, make_run_dir
-from deadpool_run.agent.rendezvous import rendezvous
+from deadpool_run.agent.rendezvous import earlier_run, rendezvous
 from deadpool_run.agent.rendezvous.peer_server import PeerServer
 from deadpool_run.agent.spec import Cluster, LaunchSpec
 from deadpool_run.coordinator.control import ControlServer

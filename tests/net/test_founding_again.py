@@ -9,9 +9,8 @@ from kit.ends import listening, within_bound
 from net.test_nodes import HOLDS, STEP, STEPS
 from net.test_rendezvous import LONG, LOOPBACK, TOKEN, Led, cluster, free_port, never
 
-from deadpool_run.agent.records import earlier_run
 from deadpool_run.agent.records.run_record import RECORD_NAME, RunRecord, make_run_dir
-from deadpool_run.agent.rendezvous import leader_file, rendezvous
+from deadpool_run.agent.rendezvous import earlier_run, leader_file, rendezvous
 from deadpool_run.agent.rendezvous.peer_server import PeerServer
 from deadpool_run.agent.rendezvous.rendezvous import Found, Founder, find
 from deadpool_run.agent.spec import LaunchSpec, Mode, Target

@@ -15,8 +15,8 @@ from deadpool_run.agent.authority.bounded import BoundedAuthority
 from deadpool_run.agent.authority.claim import LeaderClaim
 from deadpool_run.agent.console import tell
 from deadpool_run.agent.processes.store import family_of
-from deadpool_run.agent.records.earlier_run import EarlierRun
 from deadpool_run.agent.rendezvous import leader_file
+from deadpool_run.agent.rendezvous.earlier_run import EarlierRun
 from deadpool_run.agent.rendezvous.shared_folder import SharedFolder
 from deadpool_run.agent.spec import Cluster
 from deadpool_run.core.settings import Settings
@@ -91,9 +91,9 @@ async def find(  # noqa: PLR0913 - what the agent knows of its job
 ) -> Founder | Found | Over:
     """Find or found the job. A node that was in the job before (`former`) may not found another: it waits for a leader.
 
-    `base` is the run's directory, which has a leader file if the disk is shared. An `earlier` run that may live is joined if an agent
-    of it answers. Raises `UsageError` if none does and this node would found another, if the tokens differ, or if no endpoint can
-    be resolved, and `AuthorityError` if the external authority cannot be asked.
+    `base` is the run's directory, which has a leader file if the disk is shared. An `earlier` run that may live is joined if an
+    agent of it answers. Raises `UsageError` if one is silent and this node would found another, if the tokens differ, or if no
+    endpoint can be resolved, and `AuthorityError` if the external authority cannot be asked.
     """
     search = _Search(cluster, settings.node_timeout_s, base, former, earlier)
     timeout_s = settings.join_timeout_s

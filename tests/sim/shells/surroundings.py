@@ -21,8 +21,8 @@ from deadpool_run.agent import agent as agent_module
 from deadpool_run.agent import console
 from deadpool_run.agent.cluster import leader as leader_module
 from deadpool_run.agent.cluster import participation
-from deadpool_run.agent.records.earlier_run import EarlierRun
 from deadpool_run.agent.rendezvous import rendezvous
+from deadpool_run.agent.rendezvous.earlier_run import EarlierRun
 from deadpool_run.agent.spec import Cluster
 from deadpool_run.core.settings import Settings
 from deadpool_run.transport import handshake

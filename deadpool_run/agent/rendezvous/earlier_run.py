@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from deadpool_run.agent.records.run_record import endpoints_of, records_of
+from deadpool_run.agent.rendezvous import leader_file
 from deadpool_run.agent.spec import LaunchSpec
-from deadpool_run.coordinator.address import JOURNALS, POINTER_NAME
+from deadpool_run.coordinator.address import JOURNALS
 from deadpool_run.text import shortened
-from deadpool_run.wire.typed import read_object
 
 _ADDRESS = re.compile(rb'"address":"([^"\\]+)","port":(\d{1,5})\b')
 """Of an agent, in a journal: events that nodes joined, and states that begin with them."""
@@ -80,19 +80,14 @@ def _is_same(record: dict[str, Any], spec: LaunchSpec) -> bool:
 
 
 def _agents(run_dir: Path) -> list[tuple[str, int]]:
-    found: dict[tuple[str, int], None] = {}
+    found: list[tuple[str, int]] = []
     for journal in (*run_dir.glob(JOURNALS), *run_dir.glob(f"*/{JOURNALS}")):
         with (
             contextlib.suppress(OSError, ValueError),  # empty, or gone
             journal.open("rb") as file,
             mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,
         ):
-            for match in _ADDRESS.finditer(content):
-                address = (match[1].decode(), int(match[2]))
-                found.pop(address, None)
-                found[address] = None
-    leader = read_object(run_dir / POINTER_NAME)
-    if isinstance(leader.get("address"), str) and isinstance(leader.get("port"), int):
-        found.pop((leader["address"], leader["port"]), None)
-        found[leader["address"], leader["port"]] = None
-    return list(reversed(found))[:_MOST]
+            found += ((match[1].decode(), int(match[2])) for match in _ADDRESS.finditer(content))
+    if (leader := leader_file.read(run_dir)) is not None:
+        found.append((leader.address, leader.port))
+    return list(dict.fromkeys(reversed(found)))[:_MOST]
