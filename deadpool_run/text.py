@@ -49,11 +49,8 @@ def without_passwords(text: str) -> str:
 
 def age(since: object, now: datetime) -> str:
     """Return the time from an ISO-8601 text to now, such as `42s`, `5m03s`, `2h07m` or `3d4h`; `-` if there is no such text."""
-    try:
-        seconds = int((now - datetime.fromisoformat(str(since))).total_seconds())
-    except (ValueError, TypeError):
-        return "-"
-    return span(max(0, seconds))
+    began = moment(since)
+    return "-" if began is None else span(max(0, int((now - began).total_seconds())))
 
 
 def time_of_day(at: object, now: datetime) -> str:

@@ -220,7 +220,7 @@ def lines(tries):
 
 
 def runs(tries):
-    """Runs of programs that are no training: what is said of them, and what ends them."""
+    """Runs of programs that do not train: their messages, and how they end."""
     tries.started("run --no-python /bin/true")
     tries.started("--no-python /bin/true --spares 1")
     tries.started("--no-python /bin/true", DEADPOOL_SPAERS="1")

@@ -4,7 +4,6 @@ Ranks have series of their own in jobs of up to `RANKS_SHOWN` ranks. Thousands o
 """
 
 from collections.abc import Iterator
-from datetime import datetime
 from typing import Any
 
 from prometheus_client import Metric
@@ -19,6 +18,7 @@ from prometheus_client.core import (
 from deadpool_run.agent.records.incident_line import total_s
 from deadpool_run.core.effects import Incident
 from deadpool_run.core.transitions import JobPhase
+from deadpool_run.text import moment
 from deadpool_run.vault.status_page import StatusPage
 from deadpool_run.view.health import Status, ready_spares, spares_asked
 
@@ -124,7 +124,5 @@ def _counter(name: str, text: str, value: float) -> Metric:
 
 
 def _timestamp(text: object) -> float:
-    try:
-        return datetime.fromisoformat(str(text)).timestamp()
-    except ValueError:
-        return 0.0
+    found = moment(text)
+    return 0.0 if found is None else found.timestamp()

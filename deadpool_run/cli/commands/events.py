@@ -4,7 +4,6 @@ import json
 import os
 import sys
 from collections.abc import Iterator
-from datetime import datetime
 from pathlib import Path
 from typing import Annotated
 
@@ -13,6 +12,7 @@ import typer
 from deadpool_run.agent.console import tell
 from deadpool_run.cli.runs.find import AnyRunId, RunDir, find_run, run_at
 from deadpool_run.cli.runs.follow import Follow, follow
+from deadpool_run.text import moment
 
 
 def events(
@@ -56,7 +56,7 @@ class _Journal:
     def __init__(self, path: Path, *, as_json: bool) -> None:
         from deadpool_run.cli.runs.events import Clock  # noqa: PLC0415 - a launch does without the core until then
 
-        self._clock = Clock(_started(path))
+        self._clock = Clock(moment(run_at(path.parent).record.get("started")))
         self._as_json = as_json
 
     def lines(self, line: str) -> Iterator[str]:
@@ -72,10 +72,3 @@ class _Journal:
             else:
                 clock = "-" if at is None else at.astimezone().strftime("%H:%M:%S.%f")[:12]
                 yield from (f"{clock}  {text}" for text in found)
-
-
-def _started(journal: Path) -> datetime | None:
-    try:
-        return datetime.fromisoformat(str(run_at(journal.parent).record.get("started")))
-    except ValueError:
-        return None

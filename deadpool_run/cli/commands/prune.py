@@ -15,7 +15,7 @@ from deadpool_run.cli.options.machine import state_dir
 from deadpool_run.cli.options.resolve import duration_s
 from deadpool_run.cli.runs.find import run_at
 from deadpool_run.errors import UsageError
-from deadpool_run.text import counted
+from deadpool_run.text import counted, moment
 
 
 def prune(
@@ -46,10 +46,8 @@ def prune(
             tell(f"{path}: {error.strerror}: other files stay in it, or you may not remove them")
 
 
-def _ended_before(path: Path, moment: datetime) -> bool:
+def _ended_before(path: Path, limit: datetime) -> bool:
     """Return whether a run had ended by then. A killed run has no end, so its start counts."""
     record = run_at(path).record
-    try:
-        return datetime.fromisoformat(str(record.get("ended") or record.get("started"))) <= moment
-    except (ValueError, TypeError):
-        return False
+    ended = moment(record.get("ended") or record.get("started"))
+    return ended is not None and ended <= limit
