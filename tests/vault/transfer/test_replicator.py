@@ -188,13 +188,18 @@ async def copied_twice(a, b):
     await a.until_safe(0, 4, 5)
 
 
+async def copied_twice_and_ahead(a, b):
+    """Have b hold two versions of a's rank 0, and a alone a newer one."""
+    await copied_twice(a, b)
+    a.replicator.set_buddies({Rank(0): ()})
+    a.capture(0, 6)
+
+
 @in_loop
 async def test_a_replacements_node_keeps_its_copies_until_it_has_what_the_source_holds():
     """The rank's worker died on its node, whose memory is newer; then that node is lost as well."""
     async with cluster("a", "b") as (a, b):
-        await copied_twice(a, b)
-        a.replicator.set_buddies({Rank(0): ()})
-        a.capture(0, 6)
+        await copied_twice_and_ahead(a, b)
         assert await b.seat(0, a.peer) is None
         assert b.transcript(0) == b"a transcript"
         assert "holds no snapshot 9" in await b.fetch(0, 9, a.peer)
@@ -209,9 +214,7 @@ async def test_a_replacements_node_keeps_its_copies_until_it_has_what_the_source
 @in_loop
 async def test_what_a_replacements_node_held_gives_way_to_what_the_source_holds():
     async with cluster("a", "b") as (a, b):
-        await copied_twice(a, b)
-        a.replicator.set_buddies({Rank(0): ()})
-        a.capture(0, 6)
+        await copied_twice_and_ahead(a, b)
         assert await b.seat(0, a.peer) is None
         before = b.vault.descriptors(Rank(0))
         assert await b.fetch(0, 6, a.peer) is None
@@ -242,9 +245,7 @@ async def test_a_fetch_replaces_all_that_was_there_and_is_sent_on():
 @in_loop
 async def test_a_fetch_leaves_a_committed_version_that_another_loss_may_need():
     async with cluster("a", "b") as (a, b):
-        await copied_twice(a, b)
-        a.replicator.set_buddies({Rank(0): ()})
-        a.capture(0, 6)
+        await copied_twice_and_ahead(a, b)
         assert await b.seat(0, a.peer) is None
         b.committed(5)
         b.replicator.discard_above(1, Version(6))
@@ -258,9 +259,7 @@ async def test_a_fetch_leaves_a_committed_version_that_another_loss_may_need():
 @in_loop
 async def test_a_fetch_takes_the_slot_of_the_newer_of_two_versions_that_another_loss_may_need():
     async with cluster("a", "b") as (a, b):
-        await copied_twice(a, b)
-        a.replicator.set_buddies({Rank(0): ()})
-        a.capture(0, 6)
+        await copied_twice_and_ahead(a, b)
         assert await b.seat(0) is None
         assert b.vault.captured(Rank(0)) == (4, 5)
         b.committed(4)
