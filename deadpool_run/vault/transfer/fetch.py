@@ -174,7 +174,8 @@ def _fill_slot(
         raise SnapshotError(f"rank {rank} does not live on this node any more")
     try:
         held = {each.slot: each.version for each in vault.held(rank)}
-        needed = {slot: version for slot, version in held.items() if shared.replicas.retention.may_need(version)}
+        may_need = shared.replicas.retention.may_need
+        needed = {slot: other for slot, other in held.items() if other != version and may_need(other)}
         unneeded = sorted({0, 1} - needed.keys(), key=lambda slot: held.get(slot, EMPTY))
         slot = unneeded[0] if unneeded else max(needed, key=needed.__getitem__)
         _empty(shared, rank, slot, fds[slot], BUSY)

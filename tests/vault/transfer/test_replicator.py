@@ -243,6 +243,20 @@ async def test_a_fetch_replaces_all_that_was_there_and_is_sent_on():
 
 
 @in_loop
+async def test_a_fetch_leaves_no_other_content_of_its_version():
+    """After the order to discard newer ones, the version that the ranks resume from is one that a loss may need."""
+    async with cluster("a", "b") as (a, b):
+        a.holds(4)
+        b.capture(0, 4, token=9)
+        b.complete_transcript(0)
+        for node in (a, b):
+            node.replicator.discard_above(1, Version(4))
+        assert await b.fetch(0, 4, a.peer) is None
+        assert sorted(b.vault.status_page.rank_entries[0].slots) == [-1, 4]
+        assert b.body(0, 4) == content(0, 4)
+
+
+@in_loop
 async def test_a_fetch_leaves_a_committed_version_that_another_loss_may_need():
     async with cluster("a", "b") as (a, b):
         await copied_twice_and_ahead(a, b)
