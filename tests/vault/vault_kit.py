@@ -171,8 +171,12 @@ class Node:
         """Wait until somebody who sends here has to wait for the ranks that live here."""
         assert await asyncio.to_thread(self._waited.wait, LIMIT_S)
 
-    async def seat(self, rank, source=None):
-        return await self._asked(lambda done: self.replicator.seat(Rank(rank), source, done))
+    async def seat(self, rank, source=None, resume=None):
+        return await self._asked(lambda done: self.replicator.seat(Rank(rank), source, done, resume=resume))
+
+    async def until_fetched(self, rank):
+        """Wait for the end of what is fetched for a rank."""
+        await off(self.replicator._fetches._tasks[Rank(rank)].thread.join)
 
     async def fetch(self, rank, version, source):
         return await self._asked(lambda done: self.replicator.fetch(Rank(rank), Version(version), source, done))

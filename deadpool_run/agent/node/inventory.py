@@ -46,6 +46,11 @@ class Inventory:
             case _:
                 pass
 
+    def resume_of(self, epoch: Epoch) -> Version | None:
+        """Return the version that ranks resume from in this epoch; None if it is not known yet."""
+        discarded_in, version = self._discarded
+        return version if discarded_in == epoch else None
+
     def reported(self, event: Event) -> None:  # noqa: C901 - one case for each fact
         """Record a fact that is submitted."""
         match event:

@@ -194,7 +194,8 @@ class LocalNode:
             return
 
         done = self._fetched(order, source, lambda: self._assign(order, capture_interval))
-        self.copies.seat(order.rank, source, done)
+        resume = self._inventory.resume_of(order.epoch)
+        self.copies.seat(order.rank, source, done, resume=resume)
 
     def _resume(self, order: do.ResumeFrom, source: Peer | None) -> None:
         """Send the order once the snapshot is here."""

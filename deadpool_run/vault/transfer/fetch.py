@@ -3,7 +3,8 @@
 import contextlib
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -55,22 +56,26 @@ class FetchTask(Generic[T]):
         """Start. `peer` is the node that errors name."""
         self._peer, self._act, self._on_end, self._after = peer, act, on_end, after
         self._connections = connections
+        self.result: T | None = None
+        """For whoever comes `after` this task; None if it failed."""
         self.thread = threading.Thread(target=self._run, name=f"deadpool-{name}", daemon=True)
         self.thread.start()
 
     def stop(self) -> None:
-        """End the thread; the task fails unless it is complete."""
+        """End the thread, and that of the task before; the task fails unless it is complete."""
+        if (before := self._after) is not None:
+            before.stop()
         self._connections.shut_down()
 
     def _run(self) -> None:
         if self._after is not None:
-            self._after.thread.join()  # it was stopped; two tasks must not write to the same memory
+            self._after.thread.join()  # two tasks must not write to the same memory
             self._after = None
         result: T | None = None
         failure: str | None = "an unexpected error"
         try:
             with contextlib.closing(self._connections):
-                result = self._act()
+                result = self.result = self._act()
             failure = None
         except (OSError, DeadpoolError) as error:
             failure = f"{self._peer.node} ({self._peer.address}:{self._peer.port}): {error}"
@@ -93,8 +98,16 @@ def fetch_transcript(shared: Shared, rank: Rank, timeline: int, stream_pool: Str
     return memory
 
 
-def fetch_snapshot(shared: Shared, rank: Rank, version: Version, timeline: int, stream_pool: StreamPool) -> int:
-    """Fetch this version into the rank's slots; return its size. Raises OSError and `DeadpoolError`.
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """A snapshot in a slot that is not published yet: its content, and where it is."""
+
+    digests: ChunkDigests
+    slot: int
+
+
+def fetch_snapshot(shared: Shared, rank: Rank, version: Version, timeline: int, stream_pool: StreamPool) -> Fetched:
+    """Fetch this version into one of the rank's slots, for `publish`. Raises OSError and `DeadpoolError`.
 
     Equal chunks that were hashed here already are copied.
     """
@@ -115,20 +128,18 @@ def fetch_snapshot(shared: Shared, rank: Rank, version: Version, timeline: int, 
             incoming = IncomingCopy(view, digests, hashed, shared.received)
             stream_pool.work(*(partial(fetch_parts, first, incoming) for first in range(connections)))
 
-    _fill_slot(shared, rank, version, digests, receive)
-    return have.nbytes
+    return _fill_slot(shared, rank, version, digests, receive)
 
 
-def compute_snapshot(shared: Shared, rank: Rank, version: Version, timeline: int, others: Others) -> int:
-    """Take this version from the copy here, or compute it from the parity, into the rank's slots; return its size.
+def compute_snapshot(shared: Shared, rank: Rank, version: Version, timeline: int, others: Others) -> Fetched:
+    """Take this version from the copy here, or compute it from the parity, into one of the rank's slots, for `publish`.
 
     Raises OSError and `DeadpoolError`.
     """
     source = open_copy(shared.replicas, rank, version)
     if source is not None:
         with contextlib.closing(source):
-            _fill_slot(shared, rank, version, source.digests, partial(_copy, source))
-        return source.nbytes
+            return _fill_slot(shared, rank, version, source.digests, partial(_copy, source))
     parities = shared.replicas.parities
     parity = parities.open(rank, version)
     if parity is None:
@@ -136,10 +147,9 @@ def compute_snapshot(shared: Shared, rank: Rank, version: Version, timeline: int
     try:
         digests = parity.parts[rank].digests
         decoder = ParityDecoder(shared, parity, timeline, others)
-        _fill_slot(shared, rank, version, digests, partial(decoder.fill, rank))
+        return _fill_slot(shared, rank, version, digests, partial(decoder.fill, rank))
     finally:
         parities.shut(parity)
-    return digests.nbytes
 
 
 def _copy(source: Source, view: memoryview) -> None:
@@ -152,30 +162,38 @@ def is_held(vault: Vault, rank: Rank, version: Version) -> bool:
     return any(each.version == version for each in vault.held(rank))
 
 
-def check_held(vault: Vault, rank: Rank, version: Version) -> int:
-    """Return 0. Raises `SnapshotError` if no slot of the rank here has this version."""
+def check_held(vault: Vault, rank: Rank, version: Version) -> None:
+    """Raise `SnapshotError` if no slot of the rank here has this version."""
     if not is_held(vault, rank, version):
         raise SnapshotError(f"a fetch that was cancelled has taken the slot of snapshot {version} of rank {rank}")
-    return 0
+
+
+def publish(shared: Shared, rank: Rank, version: Version, fetched: Fetched) -> int:
+    """Publish the slot with this version, and empty the other one unless another loss may need it; return the size.
+
+    The rank's worker waits for this: it reads and empties slots at the end of its set-up. Raises `SnapshotError`.
+    """
+    digests, slot = fetched.digests, fetched.slot
+    with _open_slots(shared.vault, rank) as fds:
+        header = segments.read_complete(fds[slot], version)
+        _check(header is not None and header.token == digests.token, f"snapshot {version} of rank {rank}")
+        shared.vault.set_slot(rank, slot, fds[slot], version)
+        if 1 - slot not in _needed(shared, rank, version):
+            _empty(shared, rank, 1 - slot, fds[1 - slot], EMPTY)
+    return digests.nbytes
 
 
 def _fill_slot(
     shared: Shared, rank: Rank, version: Version, digests: ChunkDigests, receive: Callable[[memoryview], object]
-) -> None:
-    """Have a slot filled, and the other one emptied then, unless another loss may need it.
+) -> Fetched:
+    """Have a slot filled: that of the older snapshot which no loss needs, else that of the newer one.
 
-    The slot is that of the older snapshot which no loss needs, else that of the newer one: the older may be the committed one.
-
-    The slots stay the same files, because the worker may already have their descriptors. Raises OSError and `DeadpoolError`.
+    The older one may be the committed one. The slots stay the same files, because the worker may already have their
+    descriptors. Raises OSError and `DeadpoolError`.
     """
     vault = shared.vault
-    fds = vault.open_slots(rank)
-    if fds is None:
-        raise SnapshotError(f"rank {rank} does not live on this node any more")
-    try:
-        held = {each.slot: each.version for each in vault.held(rank)}
-        may_need = shared.replicas.retention.may_need
-        needed = {slot: other for slot, other in held.items() if other != version and may_need(other)}
+    with _open_slots(vault, rank) as fds:
+        held, needed = {each.slot: each.version for each in vault.held(rank)}, _needed(shared, rank, version)
         unneeded = sorted({0, 1} - needed.keys(), key=lambda slot: held.get(slot, EMPTY))
         slot = unneeded[0] if unneeded else max(needed, key=needed.__getitem__)
         _empty(shared, rank, slot, fds[slot], BUSY)
@@ -188,12 +206,30 @@ def _fill_slot(
         except BaseException:
             _empty(shared, rank, slot, fds[slot], EMPTY)
             raise
-        vault.set_slot(rank, slot, fds[slot], version)
-        if 1 - slot not in needed:
-            _empty(shared, rank, 1 - slot, fds[1 - slot], EMPTY)
+    return Fetched(digests, slot)
+
+
+@contextlib.contextmanager
+def _open_slots(vault: Vault, rank: Rank) -> Iterator[list[int]]:
+    """Open the rank's slots. Raises `SnapshotError` if it does not live here."""
+    fds = vault.open_slots(rank)
+    if fds is None:
+        raise SnapshotError(f"rank {rank} does not live on this node any more")
+    try:
+        yield fds
     finally:
         for fd in fds:
             os.close(fd)
+
+
+def _needed(shared: Shared, rank: Rank, version: Version) -> dict[int, Version]:
+    """Return the slots with other versions that another loss may need."""
+    may_need = shared.replicas.retention.may_need
+    return {
+        held.slot: held.version
+        for held in shared.vault.held(rank)
+        if held.version != version and may_need(held.version)
+    }
 
 
 def _empty(shared: Shared, rank: Rank, slot: int, fd: int, state: int) -> None:

@@ -1,8 +1,13 @@
-"""Fetches for replacements on this node: at most one for each rank, each after the end of the rank's last one."""
+"""Fetches for replacements on this node: at most one for each rank, each after the end of the rank's last one.
+
+The snapshot of a replacement's rank is fetched as soon as the resume version is known, beside the rehearsal. Only the order to
+resume publishes it, because a worker takes over its slots during its set-up.
+"""
 
 import asyncio
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -10,6 +15,7 @@ from deadpool_run.ids import Rank, Version
 from deadpool_run.vault.transfer.catalog import Shared
 from deadpool_run.vault.transfer.decode import Others
 from deadpool_run.vault.transfer.fetch import (
+    Fetched,
     FetchTask,
     OpenConnections,
     check_held,
@@ -17,11 +23,24 @@ from deadpool_run.vault.transfer.fetch import (
     fetch_snapshot,
     fetch_transcript,
     is_held,
+    publish,
 )
 from deadpool_run.vault.transfer.memory import Memory
 from deadpool_run.wire.peers import Peer
 
 Done = Callable[[str | None], None]
+
+
+@dataclass(slots=True)
+class _Seat:
+    """A replacement's rank whose state is on another node, until the order to resume."""
+
+    source: Peer
+    resume: Version | None
+    """None if it is not known yet."""
+    has_transcript: bool = False
+    ahead: FetchTask[Fetched] | None = None
+    """Fetches `resume`."""
 
 
 class Fetches:
@@ -45,6 +64,7 @@ class Fetches:
         self._loop = loop
         self._call = call
         self._on_captured, self._on_seated = on_captured, on_seated
+        self._seats: dict[Rank, _Seat] = {}
         self._tasks: dict[Rank, FetchTask[Any]] = {}
         self._cancelled: dict[Rank, FetchTask[Any]] = {}  # the rank's next fetch waits for the end of this one
         self._ending: list[FetchTask[Any]] = []
@@ -52,21 +72,24 @@ class Fetches:
         """Bytes and seconds of the last fetch."""
 
     def ranks(self) -> set[Rank]:
-        """Return the ranks whose state is being fetched."""
-        return set(self._tasks)
+        """Return the ranks whose state is being fetched, or will be."""
+        return {*self._tasks, *self._seats}
 
     def tasks(self) -> list[FetchTask[Any]]:
         """Return all tasks that may run."""
         return [*self._ending, *self._tasks.values()]
 
-    def seat(self, rank: Rank, source: Peer | None, done: Done) -> None:
+    def seat(self, rank: Rank, source: Peer | None, resume: Version | None, done: Done) -> None:
         """See `Replicator.seat`."""
+        self._seats.pop(rank, None)
+        if source is not None:
+            self._seats[rank] = _Seat(source, resume)
         here = source is None and self._vault.has_transcript(rank)
         moved = not here and self._shared.replicas.move_to(self._vault, rank, left=source is None)
         if source is not None and not moved:
             self._seat_by_transcript(rank, source, done)
             return
-        if (task := self.cancel(rank)) is not None:
+        if (task := self._stop(rank)) is not None:
             self._cancelled[rank] = task  # the rank's next one waits for its end
         if moved:
             here = True
@@ -75,15 +98,45 @@ class Fetches:
         why = None if here else f"this node holds no snapshot and transcript of rank {rank}"
         self._loop.call_soon(self._seated, rank, done, why)
 
+    def resume_known(self, version: Version) -> None:
+        """Fetch this version for all replacements that are to be ordered to resume from it."""
+        for rank, seat in self._seats.items():
+            seat.resume = version
+            self._fetch_ahead(rank, seat)
+
+    def _fetch_ahead(self, rank: Rank, seat: _Seat) -> None:
+        version, seat.ahead = seat.resume, None
+        if version is None or not seat.has_transcript or self._has(rank, version):
+            return
+        stream_pool, began = self._shared.connections_to(seat.source), time.monotonic()
+
+        def end(fetched: Fetched | None, _failure: str | None) -> None:
+            """Note how fast it was. If it failed, the order fetches it, and may fail."""
+            if fetched is not None:
+                self.last = (fetched.digests.nbytes, time.monotonic() - began)
+
+        self._tasks[rank] = seat.ahead = FetchTask(
+            name=f"ahead-{rank}",
+            peer=seat.source,
+            connections=stream_pool,
+            act=partial(fetch_snapshot, self._shared, rank, version, self._shared.timeline.number, stream_pool),
+            on_end=partial(self._call, end),
+            after=self._stop(rank),
+        )
+
     def fetch(self, rank: Rank, version: Version, source: Peer, done: Done) -> None:
         """See `Replicator.fetch`."""
         stream_pool = self._shared.connections_to(source)
         act = partial(fetch_snapshot, self._shared, rank, version, self._shared.timeline.number, stream_pool)
-        self._fill(rank, version, done, source=source, connections=stream_pool, act=act)
+        seat = self._seats.pop(rank, None)
+        ahead = None if seat is None or seat.resume != version else seat.ahead
+        self._fill(rank, version, done, source=source, connections=stream_pool, act=act, ahead=ahead)
 
     def compute(self, rank: Rank, version: Version, done: Done) -> None:
         """See `Replicator.compute`."""
-        others, act = Others(self._shared), partial(check_held, self._vault, rank, version)
+        self._seats.pop(rank, None)
+        others = Others(self._shared)
+        act: Callable[[], Fetched | None] = partial(check_held, self._vault, rank, version)
         if not is_held(self._vault, rank, version) and version in self._shared.replicas.snapshots(rank):
             act = partial(compute_snapshot, self._shared, rank, version, self._shared.timeline.number, others)
         elif (task := self._tasks.get(rank) or self._cancelled.get(rank)) is None or not task.thread.is_alive():
@@ -99,9 +152,21 @@ class Fetches:
         *,
         source: Peer,
         connections: OpenConnections,
-        act: Callable[[], int],
+        act: Callable[[], Fetched | None],
+        ahead: FetchTask[Fetched] | None = None,
     ) -> None:
+        """Have `act` fill a slot, unless `ahead` does; then publish it."""
         began = time.monotonic()
+        if ahead is not None:
+            self._end_later(self._tasks.pop(rank))
+
+        def fill() -> int:
+            """Return how many bytes were fetched for this order."""
+            if ahead is not None and ahead.result is not None:
+                publish(self._shared, rank, version, ahead.result)
+                return 0
+            fetched = act()
+            return 0 if fetched is None else publish(self._shared, rank, version, fetched)
 
         def end(nbytes: int | None, failure: str | None) -> None:
             if nbytes is not None and failure is None and self._tasks.get(rank) is fetch_task:
@@ -113,10 +178,13 @@ class Fetches:
             name=f"fetch-{rank}",
             peer=source,
             connections=connections,
-            act=act,
+            act=fill,
             on_end=partial(self._call, end),
-            after=self.cancel(rank),
+            after=ahead or self._stop(rank),
         )
+
+    def _has(self, rank: Rank, version: Version) -> bool:
+        return is_held(self._vault, rank, version) or version in self._shared.replicas.snapshots(rank)
 
     def fetch_transcript(self, rank: Rank, source: Peer, done: Callable[[Memory | None, str | None], None]) -> None:
         """See `Replicator.fetch_transcript`."""
@@ -149,9 +217,15 @@ class Fetches:
                 failure = failure or "the fetch was cancelled"
             self._seated(rank, done, failure)
 
-        fetch_task = self._tasks[rank] = self._transcript_task(rank, source, end, self.cancel(rank))
+        fetch_task = self._tasks[rank] = self._transcript_task(rank, source, end, self._stop(rank))
 
-    def cancel(self, rank: Rank) -> FetchTask[Any] | None:
+    def cancel(self, rank: Rank) -> None:
+        """Stop the rank's fetch, and fetch nothing ahead."""
+        self._seats.pop(rank, None)
+        if (task := self._stop(rank)) is not None:
+            self._cancelled[rank] = task
+
+    def _stop(self, rank: Rank) -> FetchTask[Any] | None:
         """Stop the rank's fetch; return what the rank's next one has to wait for."""
         fetch_task = self._tasks.pop(rank, None)
         if fetch_task is not None:
@@ -162,6 +236,9 @@ class Fetches:
     def _seated(self, rank: Rank, done: Done, failure: str | None) -> None:
         if failure is None:
             self._on_seated(rank)
+            if (seat := self._seats.get(rank)) is not None and not seat.has_transcript:
+                seat.has_transcript = True
+                self._fetch_ahead(rank, seat)
         done(failure)
 
     def _end_later(self, task: FetchTask[Any]) -> None:

@@ -152,6 +152,7 @@ class Replicator:
             local.discard_above(version)
         self._shared.replicas.discard_above(timeline, version)
         self._begin(timeline)
+        self._fetches.resume_known(version)
 
     def committed(self, newest: Version | None, abandoned: Collection[int]) -> None:
         """Note the newest committed version, and versions that never will be."""
@@ -181,14 +182,17 @@ class Replicator:
         held = {*(each.version for each in self._local_of(rank).held()), *self._shared.replicas.snapshots(rank)}
         return tuple(sorted(held)) if self._vault.has_transcript(rank) else ()
 
-    def seat(self, rank: Rank, source: Peer | None, done: Done) -> None:
+    def seat(self, rank: Rank, source: Peer | None, done: Done, *, resume: Version | None = None) -> None:
         """Prepare the rank's memory here for a replacement, then call `done` with the error, or None.
 
         Without a source, the memory comes from this node: the rank's own if it lived here last, else the copies. With a
         source, copies that were sent here are used too, in case the source is lost before it has sent more. Without such
         copies the slots stay empty, and the transcript is fetched. The descriptors are new, unless the rank lived here.
+
+        `resume` is the version that the rank will be ordered to resume from, if it is known. Otherwise `discard_above` will
+        say it. It is fetched from the source before the order, unless it is here.
         """
-        self._fetches.seat(rank, source, done)
+        self._fetches.seat(rank, source, resume, done)
 
     def fetch(self, rank: Rank, version: Version, source: Peer, done: Done) -> None:
         """Fetch this version into the rank's slots here, and call `done` as `seat` does."""

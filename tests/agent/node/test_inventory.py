@@ -43,3 +43,11 @@ def test_of_ended_workers_only_the_last_owner_of_each_rank_is_kept():
             inventory.ordered(do.AssignRank(worker, worker % 4 // 2, worker, False, 0), 1)
         inventory.reported(ev.WorkerExited(worker, None, 9))
     assert {worker: each.rank for worker, each in found(inventory).items()} == {997: 0, 999: 1}
+
+
+def test_a_version_to_resume_from_is_known_in_the_epoch_of_its_order_only():
+    inventory = Inventory()
+    assert inventory.resume_of(1) is None
+    inventory.ordered(do.DiscardAbove(1, 7), 1)
+    assert inventory.resume_of(1) == 7
+    assert inventory.resume_of(2) is None
