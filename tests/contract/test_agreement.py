@@ -14,11 +14,11 @@ LATE = SCRIPTS / "late_difference.py"
 
 def replaced_and_spoilt(cluster, layout, nproc):
     """Lose rank 1 in step 5, before any collective of the step. Otherwise the repeated step's results would be refused."""
-    job: Cluster = cluster("--layout", layout, "--hold", "5", "--corrupt", "replacement", nproc=nproc)
+    held = ("--hold", "5", "--hold-rank", "1")
+    job: Cluster = cluster("--layout", layout, *held, "--corrupt", "replacement", nproc=nproc)
     job.wait_event("held")
     job.look_until(lambda: job.status_page.committed() == 5, "version 5 of every rank")
     job.kill(1)
-    job.release()
     return job
 
 
