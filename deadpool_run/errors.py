@@ -3,7 +3,10 @@
 The first line of a message says what is wrong and where, the last line what to do.
 """
 
+from collections.abc import Sequence
 from enum import StrEnum
+
+from deadpool_run.ids import Rank
 
 
 class Blame(StrEnum):
@@ -109,6 +112,11 @@ class AttachError(DeadpoolError):
     """A communicator could not be connected in this epoch."""
 
     exit_code = 92
+
+    def __init__(self, message: str, unreached: Sequence[Rank] = ()) -> None:
+        """`unreached` are the ranks that were waited for in vain, or cannot be connected to, as far as that is known."""
+        super().__init__(message)
+        self.unreached = tuple(unreached)
 
 
 class MissingGroupError(AttachError):

@@ -11,7 +11,7 @@ from deadpool_run.core.effects import Effect
 from deadpool_run.core.events import Event
 from deadpool_run.core.leadership import takeover
 from deadpool_run.core.members import vacant_seats
-from deadpool_run.core.recovery import losses, relocation, repair, restart, shutdown, spare_pool
+from deadpool_run.core.recovery import losses, relocation, repair, restart, retries, shutdown, spare_pool
 from deadpool_run.core.reports import Handler, accepted, in_epoch
 from deadpool_run.core.settings import Settings
 from deadpool_run.core.state import State
@@ -61,7 +61,7 @@ HANDLERS: dict[type[Event], Handler] = {
     ev.ReplacementRehearsed: in_epoch(reports.rehearsed),
     ev.RankRestored: in_epoch(accepted(replacement=False)),
     ev.RankAttached: in_epoch(accepted(reentered=False)),
-    ev.AttachFailed: in_epoch(accepted()),
+    ev.AttachFailed: in_epoch(accepted(retries.unattached)),
     ev.FirstStepCompleted: in_epoch(accepted(stepped=True)),
     ev.CollectiveFailed: in_epoch(accepted(reports.collective_failed)),
 }

@@ -57,7 +57,9 @@ class Repair:
     fetch_failed_at: float | None = None
     """When the first of these fetches failed; None since another node is the source."""
     replaced_for_network_at: float | None = None
-    """When a worker was last ended because it could not build its communicators."""
+    """When a worker was last ended because communicators could not be built."""
+    unreached: dict[Rank, tuple[Rank, ...]] = field(default_factory=dict)
+    """Of each rank that could not build its communicators in this epoch: the ranks that it did not reach."""
     asked_at: float | None = None
     """When nodes were last asked for copies of a rank; None if no answer is missing."""
     searched_in: Epoch = NO_EPOCH

@@ -7,7 +7,7 @@ from deadpool_run.core import placement, places
 from deadpool_run.core.copies import holders, interval, shortages
 from deadpool_run.core.decision import Decision
 from deadpool_run.core.members import Member
-from deadpool_run.core.recovery import relocation, repair, restart, shutdown, spare_pool
+from deadpool_run.core.recovery import relocation, repair, restart, retries, shutdown, spare_pool
 from deadpool_run.core.settings import Settings, more_to_attach_s
 from deadpool_run.core.state import Repair, State
 from deadpool_run.core.transitions import JobPhase, MemberPhase
@@ -162,7 +162,7 @@ LIMITS: Mapping[MemberPhase, Limit] = {
     MemberPhase.ATTACHING: _stuck_after(
         lambda settings: settings.repair_timeout_s + more_to_attach_s(settings.world_size)
     ),
-    MemberPhase.UNATTACHED: Limit(_until_unattached, repair.attach_failed),
+    MemberPhase.UNATTACHED: Limit(_until_unattached, retries.attach_failed),
     MemberPhase.RAISED: Limit(
         lambda _settings, state, since: since + RAISED_S if state.managed else None,
         _ended(f"its script raised, but its process did not end within {RAISED_S:g} s"),
@@ -203,7 +203,7 @@ def _of_repair(settings: Settings, state: State, under_way: Repair) -> Iterator[
     if under_way.retry_at is not None:
         yield Deadline(under_way.retry_at, _connect_again)
     if under_way.fetch_again_at is not None:
-        yield Deadline(under_way.fetch_again_at, repair.fetch_again)
+        yield Deadline(under_way.fetch_again_at, retries.fetch_again)
     if under_way.asked_at is not None:
         yield Deadline(under_way.asked_at + settings.repair_timeout_s, holders.give_up)
     if spare_pool.is_exhausted(settings, state):
@@ -212,7 +212,7 @@ def _of_repair(settings: Settings, state: State, under_way: Repair) -> Iterator[
 
 def _connect_again(decision: Decision) -> None:
     decision.repair.retry_at = None
-    repair.retry(decision, repair.UNCONNECTED)
+    retries.retry(decision, retries.unconnected(decision.repair))
 
 
 def _suspicion(decision: Decision) -> None:
@@ -221,7 +221,7 @@ def _suspicion(decision: Decision) -> None:
     decision.state.suspicion = None
     why = f"a collective of worker {suspicion.worker} failed, but no worker was lost: {suspicion.message}"
     if decision.state.phase in (JobPhase.RUNNING, JobPhase.REPAIRING):
-        repair.retry(decision, why)
+        retries.retry(decision, why)
     elif decision.state.phase is JobPhase.SETTING_UP:
         restart.restart(decision, why)
 

@@ -150,9 +150,13 @@ class RankAttached(_OfWorkerInEpoch):
 
 
 class AttachFailed(_OfWorkerInEpoch):
-    """The member could not build its communicators for the epoch (a peer may have died meanwhile)."""
+    """The member could not build its communicators for the epoch (a peer may have died meanwhile).
+
+    `unreached` are the ranks that did not come to the rendezvous, or that it cannot connect to.
+    """
 
     message: str
+    unreached: tuple[Rank, ...] = ()
 
 
 class FirstStepCompleted(_OfWorkerInEpoch):

@@ -46,6 +46,7 @@ class Words:
     epoch: int
     number: int
     held: tuple[int, ...]
+    unreached: tuple[int, ...]
     text: str
     options: dict[str, str]
 
@@ -94,7 +95,7 @@ _EVENTS: Mapping[str, Callable[[int, Words], ev.Event]] = {
     "rehearsed": lambda w, say: ev.ReplacementRehearsed(w, say.epoch),
     "restored": lambda w, say: ev.RankRestored(w, say.epoch),
     "attached": lambda w, say: ev.RankAttached(w, say.epoch),
-    "attachfailed": lambda w, say: ev.AttachFailed(w, say.epoch, say.text),
+    "attachfailed": lambda w, say: ev.AttachFailed(w, say.epoch, say.text, say.unreached),
     "stepped": lambda w, say: ev.FirstStepCompleted(w, say.epoch),
     "suspect": lambda w, say: ev.CollectiveFailed(w, say.epoch, say.text),
     "skip": lambda w, say: ev.CaptureSkipped(w, say.number),
@@ -191,6 +192,7 @@ class Run:
             epoch=int(options.get("epoch", self.state.epoch)),
             number=numbers[0] if numbers else 0,
             held=tuple(int(version) for version in options.get("held", "").split(",") if version),
+            unreached=tuple(int(rank) for rank in options.get("unreached", "").split(",") if rank),
             text=text,
             options=options,
         )

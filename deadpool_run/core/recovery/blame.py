@@ -3,6 +3,8 @@
 A fault of the library stops the job only when the rank's replacement meets it too.
 """
 
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from deadpool_run.core import placement
@@ -11,6 +13,7 @@ from deadpool_run.core.members import Member
 from deadpool_run.core.state import Raise, State
 from deadpool_run.core.transitions import MemberPhase
 from deadpool_run.errors import Blame
+from deadpool_run.ids import Rank
 
 MAX_EVIDENCE = 64
 _HANDLED = frozenset(
@@ -150,3 +153,20 @@ _PROOFS = (
     (_is_unrehearsable, lambda _, new: f"a replacement for rank {new.rank} cannot rehearse the script: {named(new)}"),
 )
 """The proofs by the exceptions of two workers, and their words. The first that fits counts."""
+
+
+def votes(reports: Mapping[Rank, tuple[Rank, ...]]) -> Mapping[Rank, int]:
+    """Return how many of the ranks that could not connect did not reach each rank. `reports` are the names by each of them."""
+    return Counter(named for rank, names in reports.items() for named in set(names) if named != rank)
+
+
+def to_replace(reports: Mapping[Rank, tuple[Rank, ...]], reporter: Rank) -> Rank | None:
+    """Return which rank is to be replaced because communicators cannot be built; None: nobody, as the whole network is bad.
+
+    More than half of the reports have to name it. If nobody is named, or two ranks name each other, it is the `reporter`.
+    """
+    counts = votes(reports)
+    if not counts or (len(reports) == 2 and counts.keys() == reports.keys()):
+        return reporter
+    worst = max(sorted(counts), key=counts.__getitem__)
+    return worst if 2 * counts[worst] > len(reports) else None

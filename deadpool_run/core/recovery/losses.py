@@ -10,7 +10,7 @@ from deadpool_run.core.copies import buddies, holders
 from deadpool_run.core.decision import Decision
 from deadpool_run.core.injection import Slowness, is_possible
 from deadpool_run.core.members import Member
-from deadpool_run.core.recovery import relocation, repair, restart, shutdown, spare_pool
+from deadpool_run.core.recovery import relocation, repair, restart, retries, shutdown, spare_pool
 from deadpool_run.core.transitions import ATTACHED, JobPhase, MemberPhase
 from deadpool_run.ids import NodeId
 from deadpool_run.text import shortened
@@ -122,7 +122,7 @@ def fetch_failed(decision: Decision, event: ev.FetchFailed) -> None:
     patience_until = began_at + decision.settings.repair_timeout_s
     if holders.is_only_source(decision.state, member, event.source) and decision.now < patience_until:
         under_way.fetch_failed_at = began_at
-        repair.fetch_later(decision, member.rank)
+        retries.fetch_later(decision, member.rank)
     else:
         under_way.fetch_failed_at = None
         under_way.failed_sources |= {(member.rank, event.source)}

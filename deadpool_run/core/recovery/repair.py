@@ -13,15 +13,11 @@ from deadpool_run.core.copies import holders
 from deadpool_run.core.decision import Decision
 from deadpool_run.core.members import Member
 from deadpool_run.core.recovery import blame, incidents, restart, shutdown
-from deadpool_run.core.settings import more_to_attach_s
 from deadpool_run.core.state import Raise, Repair, all_attached
 from deadpool_run.core.transitions import MEMBER_TRANSITIONS, JobPhase, MemberPhase
 from deadpool_run.errors import Blame
 from deadpool_run.ids import Rank, Version
 
-UNCONNECTED = "communicators could not be built, but no worker was lost"
-_LONGEST_WAIT_S = 30.0
-"""Between two tries to connect the same workers, or to fetch a state from the same node."""
 _M = MemberPhase
 _UNREPORTED = (_M.ABORTING, _M.RECALLED, _M.UNWINDING)
 """Phases of members that have yet to report what they hold."""
@@ -46,7 +42,7 @@ class LostRank:
 
 def lost(decision: Decision, fallen: Sequence[LostRank], why: str) -> None:
     """Repair the loss of these ranks. Ranks that are lost together count as one failed attempt."""
-    repair = _under_way(decision)
+    repair = under_way(decision)
     repair.attempts += any(_is_attempt(repair, one.member) for one in fallen)
     for one in fallen:
         note_loss(decision, one)
@@ -58,7 +54,7 @@ def lost(decision: Decision, fallen: Sequence[LostRank], why: str) -> None:
 def note_loss(decision: Decision, fallen: LostRank) -> None:
     """Note the loss in the repair, which it may begin."""
     member = fallen.member
-    repair = _under_way(decision)
+    repair = under_way(decision)
     loss = do.Loss(member.held_rank, member.worker, fallen.cause, member.is_injected, planned=member.planned)
     repair.losses = (*repair.losses, loss)
     repair.lost_at[member.held_rank] = decision.now
@@ -68,7 +64,7 @@ def note_loss(decision: Decision, fallen: LostRank) -> None:
         repair.detected_s = decision.now - member.injected_at
 
 
-def _under_way(decision: Decision) -> Repair:
+def under_way(decision: Decision) -> Repair:
     """Return the repair that is under way, or begin one."""
     repair = decision.state.repair = decision.state.repair or Repair(began_at=decision.now)
     return repair
@@ -113,53 +109,10 @@ def lost_after_release(decision: Decision, fallen: Sequence[LostRank], why: str)
     lost(decision, fallen, why)
 
 
-def retry(decision: Decision, reason: str) -> None:
-    """Begin an epoch with the same workers: the network failed, and may work again."""
-    repair, patience_s = _under_way(decision), decision.settings.join_timeout_s
-    repair.retries += 1
-    if decision.now > repair.began_at + patience_s:
-        shutdown.stop(decision, 1, f"{reason}; the network has been failing for {patience_s:g} s")
-        return
-    begin_epoch(decision, reason)
-
-
-def attach_failed(decision: Decision, member: Member) -> None:
-    """Connect the same workers again, after a pause that grows each time. If that does not help, replace this one."""
-    repair, settings = decision.repair, decision.settings
-    patience_s = settings.repair_timeout_s + 2 * more_to_attach_s(settings.world_size)  # for two attempts
-    if decision.now < (repair.replaced_for_network_at or repair.began_at) + patience_s:
-        wait_s = _pause_s(repair)
-        repair.retry_at = decision.now + wait_s
-        decision.announce(f"connecting the same workers again in {wait_s:g} s", UNCONNECTED)
-        return
-    why = f"it could not build its communicators for {patience_s:g} s, but no other worker was lost"
-    decision.end(member, why)
-    decision.set_member(member.worker, blameless=True)
-    repair.replaced_for_network_at = decision.now
-
-
-def fetch_later(decision: Decision, rank: Rank) -> None:
-    """Have the rank's state fetched again from the same node, after a pause that grows each time."""
-    repair = decision.repair
-    wait_s = _pause_s(repair)
-    repair.retries += 1
-    repair.fetch_again_at = decision.now + wait_s
-    decision.announce(f"fetching the state of rank {rank} again in {wait_s:g} s", "no other node has it")
-
-
-def fetch_again(decision: Decision) -> None:
-    """Go on with the replacements that wait for their states."""
-    decision.repair.fetch_again_at = None
-    decision.changes.vacancies = True
-
-
-def _pause_s(repair: Repair) -> float:
-    return min(2.0**repair.retries, _LONGEST_WAIT_S)
-
-
 def begin_epoch(decision: Decision, reason: str, what: str = "repairing") -> None:
     """Recall every member to the next epoch; or stop the job if the repair is hopeless. `what` is done, in words."""
     decision.repair.retry_at = None
+    decision.repair.unreached.clear()
     gone = ", ".join(str(seat.rank) for seat in decision.state.seats if seat.done)
     if gone:
         why = f"{reason}, and rank {gone} had left the job already, so the job cannot continue"

@@ -28,14 +28,18 @@ from torch.distributed.distributed_c10d import PrefixStore, ProcessGroup, Store
 
 from deadpool_run.core.settings import more_to_attach_s
 from deadpool_run.errors import AttachError, MissingGroupError, ProtocolError
+from deadpool_run.ids import Rank
 from deadpool_run.structs import Untagged
+from deadpool_run.text import shortened
 from deadpool_run.wire import typed
 from deadpool_run.worker.compat import c10d
 from deadpool_run.worker.device.backend import DeviceBackend, GroupSpec
 from deadpool_run.worker.device.channel import Channel, ChannelsEnd, quiesce
-from deadpool_run.worker.groups import gloo
+from deadpool_run.worker.groups import gloo, reach
 
 _ATTACH_S, _GROUP_S, _GROUPS_S = 30.0, 0.5, 10.0
+_PROBE_S = 1.0
+"""How long a failed attempt looks for the peers that cannot be connected to."""
 _MARGIN_S = 1.0
 _CANCELLED = "cancelled"
 
@@ -149,7 +153,7 @@ class ConnectAttempt:
         self._specs = tuple(specs)
         self._timeout_s = timeout.total_seconds()
         self._deadline = time.monotonic() + self._timeout_s
-        self._late = f"a member did not connect within {self._timeout_s:g} s"
+        self._late = f"a member did not connect within {self._timeout_s:.3g} s"
         self._lock = threading.Lock()
         self._outcome: Future[list[EpochGroup]] = Future()
         self._is_waiting = False
@@ -166,13 +170,23 @@ class ConnectAttempt:
         wait([self._outcome], self._timeout_s + _MARGIN_S)
         with self._lock:
             late = self._outcome.cancel()
-        if late:
-            raise AttachError(f"{self._late}, or the store does not answer")
-        if (error := self._outcome.exception()) is not None:
-            if isinstance(error, MissingGroupError):
-                raise error
-            raise AttachError(f"communicators could not be connected: {error}") from error
+        error = AttachError(f"{self._late}, or the store does not answer") if late else self._outcome.exception()
+        if isinstance(error, MissingGroupError):
+            raise error
+        if error is not None:
+            unreached = self._unreached(error)
+            names = shortened([str(rank) for rank in unreached])
+            why = f"{error}; not reached: rank {names}" if names else str(error)
+            raise AttachError(f"communicators could not be connected: {why}", unreached) from error
         return self._outcome.result()
+
+    def _unreached(self, error: BaseException) -> Sequence[Rank]:
+        """Return which members did not come to the rendezvous, or cannot be connected to, as far as that is known."""
+        if (isinstance(error, AttachError) and error.unreached) or not self.peers or self.cancelled:
+            return error.unreached if isinstance(error, AttachError) else ()
+        wanted = {rank for spec in self._specs for rank in spec.ranks} - {self._rendezvous.rank}
+        endpoints = {Rank(rank): self.peers[rank] for rank in wanted}
+        return reach.unreachable(endpoints, _PROBE_S, lambda: self.cancelled)
 
     def cancel(self, reason: str) -> None:
         """Have `run` raise now. Idempotent. If `run` has its result already, `cancelled` says so."""
@@ -263,7 +277,8 @@ class ConnectAttempt:
         try:
             store.wait([f"{prefix}/@go"], self._left())
         except dist.DistStoreError:
-            raise AttachError(self._late) from None
+            late = reach.absent(store, [f"{prefix}/@{each}" for each in range(size)])
+            raise AttachError(self._late, [Rank(ranks[each]) for each in late]) from None
         with self._lock:
             self._is_waiting = False
         told = store.get(f"{prefix}/@go")

@@ -286,7 +286,7 @@ class RepairParticipant:
             if self._link.orders.epoch == epoch:
                 if isinstance(error, MissingGroupError):
                     self.refuse(str(error))
-                self._link.send(ev.AttachFailed(THIS_WORKER, epoch, str(error)))
+                self._link.send(ev.AttachFailed(THIS_WORKER, epoch, str(error), error.unreached))
             return False
         self._epoch = epoch
         if self.rehearsing:
