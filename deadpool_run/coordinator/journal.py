@@ -3,11 +3,14 @@
 The first line names the format and holds the settings. A journal from the field is a test by itself.
 
 A thread writes it, so that no decision waits for a disk. If the disk stalls and lines are dropped, one line names their number
-and holds the state after them.
+and holds the state after them. The journal of a long run has several parts, of which the first and the newest are kept. Each
+part is a journal by itself.
 """
 
 import os
+import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from deadpool_run.coordinator.sink import PATIENCE_S, Sink, Stream
@@ -23,11 +26,15 @@ FORMAT = 4
 
 
 class Header(Untagged):
-    """The first line. `state` is what the coordinator began with; None: a new job."""
+    """The first line. `state` is what the coordinator began with; None: a new job.
+
+    `began` is the time of the first event in the first part; None in that part.
+    """
 
     format: int
     settings: Settings
     state: State | None
+    began: float | None = None
 
 
 class Entry(Untagged):
@@ -48,10 +55,13 @@ class Gap(Untagged):
 
 _MAX_BYTES = 32 << 20
 """Lines that wait for the disk. The first line, with the state of tens of thousands of ranks, may be longer."""
+_PART_BYTES = 64 << 20
+_NEWEST_PARTS = 7
+"""How many parts are kept after the first."""
 
 
 class Journal:
-    """An append-only file that only its owner can read.
+    """Append-only files that only their owner can read.
 
     A full disk never ends a job: after the first line that cannot be written, none is, and `failure` says why.
     """
@@ -70,28 +80,39 @@ class Journal:
         The journal of a new job is created at once, and raises OSError: FileExistsError is the refusal of a second job in one
         directory. A leader of a later `term` waits for no disk: its directory is its own, and an earlier journal is renamed.
         """
-
-        def create() -> int:
-            return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        self._path, self._settings, self._report = path, settings, on_fault
 
         def create_again() -> int:
             set_aside(path, term)
-            return create()
+            return _create(path)
 
         self._sink = Sink("deadpool-journal", _MAX_BYTES)
-        fd = create() if state is None else -1
-        opener = create_again if state is not None else lambda: fd
-        self._stream = Stream(self._sink, opener, on_fault=on_fault, ends_at_fault=True)
+        fd = _create(path) if state is None else -1
+        self._failure: OSError | None = None
+        self._began: float | None = None
+        self._part_bytes = 0
         self._skipped = 0
         self._gap = 0
         """Lines dropped since the last one that was written."""
         self._state: State | None = None
-        self._stream.put(to_json(Header(FORMAT, settings, state)) + b"\n")
+        self._stream = self._stream_to(create_again if state is not None else lambda: fd)
+        self._put(to_json(Header(FORMAT, settings, state)))
+
+    def _stream_to(self, opener: Callable[[], int]) -> Stream:
+        return Stream(self._sink, opener, on_fault=self._note_fault, ends_at_fault=True)
+
+    def _note_fault(self, error: OSError) -> None:
+        self._failure = error
+        self._report(error)
+
+    def _put(self, line: bytes) -> bool:
+        self._part_bytes += len(line)
+        return self._stream.put(line + b"\n")
 
     @property
     def failure(self) -> OSError | None:
         """Why the journal has ended early."""
-        return self._stream.failure
+        return self._failure
 
     @property
     def dropped(self) -> int:
@@ -100,10 +121,25 @@ class Journal:
 
     def append(self, now: float, event: Event, effects: Sequence[Effect], state: State) -> None:
         """Append one line. `state` is the coordinator's after the event."""
+        self._began = now if self._began is None else self._began
         if self._gap or self.failure is not None:
             self._skip(state)
-        elif not self._stream.put(to_json(Entry(now, event, tuple(effects))) + b"\n"):
+            return
+        keeps_up = self._sink.is_empty
+        if not self._put(to_json(Entry(now, event, tuple(effects)))):
             self._gap, self._state = 1, state
+        elif keeps_up and self._part_bytes > _PART_BYTES:
+            self._begin_part(state)
+
+    def _begin_part(self, state: State) -> None:
+        """Continue in another file, unless there is no room for its first line: then only after as many bytes again."""
+        before, stream = self._stream, self._stream_to(lambda: _create_part(self._path))
+        line = to_json(Header(FORMAT, self._settings, state, self._began)) + b"\n"
+        self._part_bytes = 0
+        if stream.put(line):
+            self._skipped += before.dropped
+            self._stream = stream
+            before.close()
 
     def _skip(self, state: State) -> None:
         """Leave a line out. Once the disk has taken all that waits, continue with the state."""
@@ -129,3 +165,25 @@ def set_aside(path: Path, term: int) -> None:
     """Rename the journal of a node that has led before: the file of that name is the one of the last term."""
     if path.exists():
         path.rename(path.with_stem(f"{path.stem}-before-term-{term}"))
+
+
+def _create(path: Path) -> int:
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600)
+
+
+def _create_part(path: Path) -> int:
+    """Create the next part, and remove all but the newest ones."""
+    parts = sorted(
+        int(found[1])
+        for each in path.parent.glob(f"{path.stem}-*{path.suffix}")
+        if (found := re.fullmatch(rf"{re.escape(path.stem)}-(\d+)", each.stem))
+    )
+    for number in parts[: -_NEWEST_PARTS + 1]:
+        with suppress(FileNotFoundError):  # another launch removes the run
+            part_of(path, number).unlink()
+    return _create(part_of(path, max(parts, default=1) + 1))
+
+
+def part_of(path: Path, number: int) -> Path:
+    """Return the path of a part of the journal after the first, from 2 on."""
+    return path.with_stem(f"{path.stem}-{number}")

@@ -251,6 +251,29 @@ def test_events_of_a_leader_that_comes_later_are_followed(home, run):
         assert follower.stdout.read() == ""
 
 
+def test_the_parts_of_a_journal_are_shown_in_their_order_with_one_clock(home, run):
+    path = run("long", ended=ago(minutes=5))
+
+    def write(name, written_at, began, now, node):
+        lines = [
+            {"format": 4, "settings": {}, "began": began},
+            {"now": now, "event": {"type": "NodeJoined", "node": node}},
+        ]
+        (path / name).write_text("\n".join(map(json.dumps, lines)) + "\n")
+        os.utime(path / name, (written_at, written_at))
+
+    write("journal-3.jsonl", 3e9, None, 900.0, "c")
+    write("journal-2.jsonl", 2e9, 10.0, 70.0, "b")
+    write("journal-before-term-4.jsonl", 1e9, None, 10.0, "a")  # renamed after that
+    told = [
+        json.loads(line)
+        for line in deadpool("events", "--json", "--run-id", "long", env=ours(home)).stdout.splitlines()
+    ]
+    assert [each["texts"] for each in told] == [[f"node {node} joined"] for node in "abc"]
+    first, second, _ = (datetime.fromisoformat(each["time"]) for each in told)
+    assert (second - first).total_seconds() == 60
+
+
 def test_waiting_for_a_run_that_has_ended_gives_its_exit_code(home, run):
     run("ended", ended=ago(minutes=5), exit_code=7)
     run("killed")

@@ -78,6 +78,33 @@ def test_the_journal_of_an_earlier_term_is_kept_beside_that_of_the_last(tmp_path
     }
 
 
+def test_a_long_journal_has_parts_of_which_the_first_and_the_newest_are_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr(journal, "_PART_BYTES", 1000)
+    monkeypatch.setattr(journal, "_NEWEST_PARTS", 3)
+    path = tmp_path / "journal.jsonl"
+    state, book = coordinator.new_state(SETTINGS), journal.Journal(path, SETTINGS)
+    (tmp_path / "journal-before-term-7.jsonl").write_text("of another term")
+    for number, event in enumerate(TIMELINE):
+        written(book)
+        now = 50 + number / 7
+        book.append(now, event, coordinator.step(SETTINGS, state, event, now), state)
+    book.close()
+    assert book.dropped == 0
+    names = {each.name for each in tmp_path.iterdir()} - {"journal-before-term-7.jsonl"}
+    numbers = sorted(int(name[8:-6]) for name in names - {"journal.jsonl"})
+    assert "journal.jsonl" in names
+    assert len(numbers) == 3
+    assert numbers[0] > 2, "no part was removed: the test shows nothing"
+    assert numbers == list(range(numbers[0], numbers[0] + 3))
+    parts = [replay(journal.part_of(path, number)) for number in numbers]
+    assert parts[-1].state == state
+    assert not any(part.divergences for part in parts)
+    assert sum(part.entries for part in parts) < len(TIMELINE)
+    began = {name: json.loads((tmp_path / name).read_text().splitlines()[0])["began"] for name in names}
+    assert began.pop("journal.jsonl") is None
+    assert set(began.values()) == {50.0}
+
+
 def test_another_decision_is_reported_with_its_line(tmp_path):
     path = tmp_path / "journal"
     write(path)

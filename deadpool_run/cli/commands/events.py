@@ -58,11 +58,15 @@ class _Journal:
 
         self._clock = Clock(moment(run_at(path.parent).record.get("started")))
         self._as_json = as_json
+        self._is_first = True
 
     def lines(self, line: str) -> Iterator[str]:
         """Yield the lines for the next one of the journal."""
         from deadpool_run.cli.runs.events import entries, texts  # noqa: PLC0415 - as above
 
+        if self._is_first:
+            self._is_first = False
+            self._clock.header(line)
         for entry in entries([line]):
             at, found = self._clock.time_of(entry), list(texts(entry))
             if self._as_json:

@@ -57,9 +57,9 @@ class Event:
 
 
 def journals_of(run_dir: Path) -> list[Path]:
-    """Return the journals of a run that are on this machine, those of all leaders, the oldest first."""
+    """Return the journals of a run that are on this machine, all parts of those of all leaders, the oldest first."""
     found = {*run_dir.glob(JOURNALS), *run_dir.glob(f"node-*/{JOURNALS}")}
-    return sorted(found, key=_changed_at)
+    return sorted(found, key=_written_at)
 
 
 def no_journal(run_dir: Path) -> NoSuchRunError:
@@ -71,9 +71,9 @@ def no_journal(run_dir: Path) -> NoSuchRunError:
     )
 
 
-def _changed_at(path: Path) -> float:
+def _written_at(path: Path) -> float:
     try:
-        return path.stat().st_ctime
+        return path.stat().st_mtime  # a later leader renames an earlier journal, without another line
     except FileNotFoundError:  # another launch removes it
         return 0.0
 
@@ -96,6 +96,15 @@ class Clock:
         self._started = started
         self._first: float | None = None
         self._at: datetime | None = None
+
+    def header(self, line: str) -> None:
+        """Read the first line of a journal, or of a part of it."""
+        try:
+            began = parse(line).get("began")
+        except (ProtocolError, AttributeError):
+            return
+        if isinstance(began, int | float):
+            self._first = float(began)
 
     def time_of(self, entry: Mapping[str, Any]) -> datetime | None:
         """Return the time of the next entry, if it is known."""

@@ -84,7 +84,7 @@ class RunRecords:
         if not found:
             return
         if self._journal is None or self._journal.path != found[-1] or not self._journal.is_leaders:
-            self._journal = _JournalEnd(found[-1])
+            self._journal = _JournalEnd(found[-1], self._journal)
         journal = self._journal
         journal.read()
         self._latest = Recorded(journal.term, journal.run_id, tuple(journal.events), journal.steps_per_s)
@@ -93,7 +93,8 @@ class RunRecords:
 class _JournalEnd:
     """The last events of a journal that grows."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, before: "_JournalEnd | None") -> None:
+        """`before` is what was read last: perhaps the part before this one."""
         self.path = path
         record = read_object(path.parent / RECORD_NAME)
         self.term, self.run_id = int(record.get("term") or 0), str(record.get("run_id"))
@@ -101,6 +102,9 @@ class _JournalEnd:
         """False while this agent has begun its journal, but not yet the record of its term."""
         self.steps_per_s = _recorded_pace(path.parent)
         self.events: deque[Event] = deque(maxlen=EVENTS_KEPT)
+        if before is not None and before.is_leaders and (before.term, before.run_id) == (self.term, self.run_id):
+            before.read()
+            self.events.extend(before.events)
         self._clock = Clock(moment(record.get("started")))
         self._at = 0
         self._rest = b""
@@ -109,7 +113,7 @@ class _JournalEnd:
         """Read what was added. At first, the first entry, which has the time of the start, and then the end."""
         with self.path.open("rb") as file:
             if not self._at:
-                file.readline()
+                self._clock.header(file.readline().decode(errors="replace"))
                 self._take([file.readline()])
                 self._at = max(file.tell(), file.seek(0, os.SEEK_END) - _JOURNAL_BYTES)
             file.seek(self._at)

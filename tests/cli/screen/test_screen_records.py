@@ -61,6 +61,22 @@ def test_the_events_are_those_of_the_launchers_log_with_their_times(run_dir):
     assert second == Event(STARTED + timedelta(seconds=60.6), RECOVERED)
 
 
+def test_the_next_part_of_a_journal_continues_the_events_and_the_clock(run_dir):
+    with RunRecords(run_dir) as records:
+        records.wait(WAIT_S)
+        with (run_dir / "journal.jsonl").open("ab") as file:
+            file.write(written([(170.0, ev.NodeJoined("n8", ev.Place("n8", "127.0.0.1", 0)), ())]))
+        head = to_json(Header(FORMAT, Settings(world_size=2, spares=1), None, began=100.0)) + b"\n"
+        joined = (190.0, ev.NodeJoined("n9", ev.Place("n9", "127.0.0.1", 0)), ())
+        part = run_dir / "journal-2.jsonl"
+        part.write_bytes(head + written([joined]))
+        os.utime(part, (2e9, 2e9))
+        records._read()  # as its thread does each second
+        events = records.of(NIGHT).events
+    assert [event.text for event in events[-3:]] == [RECOVERED, "node n8 joined", "node n9 joined"]
+    assert events[-1].at == STARTED + timedelta(seconds=90)
+
+
 def test_of_a_long_journal_the_end_is_read_and_then_what_is_added(run_dir):
     commits = written((200.0 + at, ev.SnapshotCommitted(at, 2), ()) for at in range(20_000))
     joined = written(
