@@ -146,7 +146,8 @@ class CoordinatorMoved(Tagged):
 class NodeResynced(Tagged):
     """The inventory of a node after the coordinator moved: every worker of this generation that was started there.
 
-    `discarded` is the epoch and the version of the last `DiscardAbove` that reached the node. `holds` are the ranks of which
+    `discarded` is the epoch and the version of the last `DiscardAbove` that reached the node, and `earlier` those before it,
+    without the ones that a later one covers: it had the same version, or an older one. `holds` are the ranks of which
     its vault has anything, also of what arrives just now. `failed_devices` are the local ranks and reasons of `DeviceFailed`.
     """
 
@@ -155,6 +156,7 @@ class NodeResynced(Tagged):
     discarded: tuple[Epoch, Version] = (_NO_EPOCH, Version(-1))
     holds: tuple[Rank, ...] = ()
     failed_devices: tuple[tuple[int, str], ...] = ()
+    earlier: tuple[tuple[Epoch, Version], ...] = ()
 
 
 class SnapshotCommitted(Tagged):

@@ -116,8 +116,10 @@ class Move:
     found: dict[NodeId, tuple[WorkerFound, ...]] = field(default_factory=dict)
     lost: Mapping[NodeId, str] = field(default_factory=dict)
     """Nodes that were lost meanwhile, with the reasons."""
-    discarded: tuple[Epoch, Version] = (NO_EPOCH, NO_VERSION)
-    """The newest `DiscardAbove` that reached any node."""
+    discards: tuple[tuple[Epoch, Version], ...] = ((NO_EPOCH, NO_VERSION),)
+    """The `DiscardAbove`s of the node that was reached by the newest one."""
+    discarded_in: list[Epoch] = field(default_factory=list)
+    """The epochs of the nodes' last ones."""
     holds: dict[NodeId, tuple[Rank, ...]] = field(default_factory=dict)
     """The ranks of which each node has anything."""
     deferred: list[Event] = field(default_factory=list)

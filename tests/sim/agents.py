@@ -39,7 +39,7 @@ class Agent(NodeSide):
         self.alive, self.loud = True, False
         """`loud`: only its process was killed, so its host still refuses connections."""
         self.found: dict[int, ev.WorkerFound] = {}
-        self.discarded = (0, -1)
+        self.discards: list[tuple[int, int]] = []
         self.log: list[tuple[float, ev.Event]] = []
         self.log_term, self.log_heard_at = 0, 0.0
         self.state = coordinator.new_state(cluster.settings)
@@ -230,7 +230,9 @@ class Agent(NodeSide):
         if self.resynced < term:
             self.resynced = term
             workers = tuple(self.found.values())
-            told = ev.NodeResynced(self.name, workers, self.discarded, self.cluster.storage.nodes[self.name].ranks())
+            *earlier, last = self.discards or [(0, -1)]
+            ranks = self.cluster.storage.nodes[self.name].ranks()
+            told = ev.NodeResynced(self.name, workers, last, ranks, earlier=tuple(earlier))
             self.send(leader, lambda a: a.told(told, term))
 
     def keep_beating(self) -> None:

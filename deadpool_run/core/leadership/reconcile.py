@@ -22,6 +22,8 @@ from deadpool_run.core.state import Repair
 from deadpool_run.core.transitions import PARKED, JobPhase, MemberPhase
 from deadpool_run.ids import Epoch, NodeId, Rank, Version, WorkerId
 
+Discards = Sequence[tuple[Epoch, Version]]
+"""The epochs and versions of orders to discard, the oldest first."""
 _REPAIRED_IN = frozenset({JobPhase.RUNNING, JobPhase.REPAIRING})
 _OUTDATED = "it was given its rank by another coordinator, and is not needed"
 _PREPARED = "it rehearsed for another coordinator, and cannot report its progress"
@@ -94,15 +96,15 @@ def _member_of(decision: Decision, claim: RankClaim, phase: MemberPhase) -> Memb
     return member
 
 
-def go_on(decision: Decision, truth: Truth, discarded: tuple[Epoch, Version], why: str) -> None:
+def go_on(decision: Decision, truth: Truth, discards: Discards, why: str) -> None:
     """Resume the job from what the nodes found."""
     if decision.state.phase in _REPAIRED_IN and any(found.released for found in truth.found.values()):
         truth = _was_finishing(decision, truth)
     match decision.state.phase:
         case JobPhase.RUNNING | JobPhase.REPAIRING:
-            _repair(decision, truth, discarded, why)
+            _repair(decision, truth, discards, why)
         case JobPhase.FINISHING:
-            _finish(decision, truth, discarded, why)
+            _finish(decision, truth, discards, why)
         case JobPhase.STARTING | JobPhase.SETTING_UP | JobPhase.RESTARTING:
             _begin_again(decision, truth, why)
         case JobPhase.NEW | JobPhase.STOPPING | JobPhase.STOPPED:
@@ -171,7 +173,7 @@ def _settle_rank(
     return last
 
 
-def _repair(decision: Decision, truth: Truth, discarded: tuple[Epoch, Version], why: str) -> None:
+def _repair(decision: Decision, truth: Truth, discards: Discards, why: str) -> None:
     """Recall every member to one epoch, and ask again which nodes hold copies of the ranks whose owners are gone."""
     decision.state.repair = decision.state.repair or Repair(began_at=decision.now)
     for one in truth.fallen:
@@ -184,7 +186,7 @@ def _repair(decision: Decision, truth: Truth, discarded: tuple[Epoch, Version], 
     repair.begin_epoch(decision, why)
     if decision.state.phase is not JobPhase.REPAIRING:
         return
-    _discard(decision, discarded)
+    _discard(decision, discards)
     for seat in decision.state.seats:
         if seat.owner is None or decision.state.members[seat.owner].replacement:
             holders.ask(decision, seat.rank)
@@ -219,10 +221,12 @@ def _end_surplus(decision: Decision) -> None:
             decision.kill(member.worker, _OUTDATED)
 
 
-def _discard(decision: Decision, discarded: tuple[Epoch, Version]) -> None:
-    """Have everyone forget what is of a life that did not happen: not all may have been told."""
-    if discarded[0] > NO_EPOCH:
-        decision.effects.append(do.DiscardAbove(*discarded))
+def _discard(decision: Decision, discards: Discards) -> None:
+    """Have everyone forget what is of a life that did not happen: not all may have been told.
+
+    A node that missed two of the orders needs both. Between them the job has used numbers above the first one's again.
+    """
+    decision.effects += [do.DiscardAbove(epoch, version) for epoch, version in discards if epoch > NO_EPOCH]
 
 
 def _adopt(decision: Decision, claim: RankClaim, phase: MemberPhase) -> Member:
@@ -259,14 +263,14 @@ def _was_finishing(decision: Decision, truth: Truth) -> Truth:
     return Truth(fallen, (), truth.found)
 
 
-def _finish(decision: Decision, truth: Truth, discarded: tuple[Epoch, Version], why: str) -> None:
+def _finish(decision: Decision, truth: Truth, discards: Discards, why: str) -> None:
     """Go on ending; or have every rank come back at its last version, if one was lost."""
     _end_orphans(decision, truth.unrecorded)
     fallen = [one for one in truth.fallen if one.member.rank is not None]
     if decision.state.vacant():
         repair.lost_after_release(decision, fallen, f"{why}, and ranks were lost with the last")
         if decision.state.phase is JobPhase.REPAIRING:
-            _discard(decision, discarded)
+            _discard(decision, discards)
             for seat in decision.state.vacant():
                 if not seat.asked:
                     holders.ask(decision, seat.rank)

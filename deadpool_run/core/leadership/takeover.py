@@ -100,7 +100,8 @@ def _note(decision: Decision, move: Move, event: ev.Event) -> None:
         case ev.NodeResynced() if event.node in move.waiting:
             move.found[event.node] = event.workers
             move.holds[event.node] = event.holds
-            move.discarded = max(move.discarded, event.discarded)
+            move.discards = max(move.discards, (*event.earlier, event.discarded), key=lambda discards: discards[-1])
+            move.discarded_in.append(event.discarded[0])
             move.waiting.remove(event.node)
             move.deferred += _failed_devices(event)
         case ev.NodeLost() if event.node in decision.state.nodes:
@@ -110,6 +111,12 @@ def _note(decision: Decision, move: Move, event: ev.Event) -> None:
             pass
         case _:
             move.deferred.append(event)
+
+
+def _missed(move: Move) -> reconcile.Discards:
+    """Return the orders to discard that some node may not have had, and the last one."""
+    *earlier, last = move.discards
+    return [*(each for each in earlier if each[0] > min(move.discarded_in)), last]
 
 
 def _finish(decision: Decision, move: Move) -> None:
@@ -132,6 +139,6 @@ def _finish(decision: Decision, move: Move) -> None:
     why = f"the coordinator moved to node {_name(decision, move.to)}"
     truth = reconcile.compare(decision, found, members)
     buddies.inherit(decision, move.holds)
-    reconcile.go_on(decision, truth, move.discarded, why)
+    reconcile.go_on(decision, truth, _missed(move), why)
     for member in decision.state.in_phase(MemberPhase.STARTING):
         decision.set_member(member.worker, since=decision.now)

@@ -51,3 +51,15 @@ def test_a_version_to_resume_from_is_known_in_the_epoch_of_its_order_only():
     inventory.ordered(do.DiscardAbove(1, 7), 1)
     assert inventory.resume_of(1) == 7
     assert inventory.resume_of(2) is None
+
+
+def test_orders_to_discard_are_told_unless_a_later_one_covers_them():
+    inventory = Inventory()
+    assert inventory.report("n", ()).discarded == (0, -1)
+    for order in ((2, 5), (4, 20), (6, 10), (6, 10), (8, 30)):
+        inventory.ordered(do.DiscardAbove(*order), 1)
+    told = inventory.report("n", ())
+    assert told.discarded == (8, 30)
+    assert told.earlier == ((2, 5), (6, 10))
+    inventory.ordered(do.BeginGeneration(1), 1)
+    assert inventory.report("n", ()).discarded == (0, -1)

@@ -138,6 +138,16 @@ def test_an_inventory_that_comes_late_counts_until_the_clock_has_been_heard():
         assert "n2" in after.nodes or after.phase is JobPhase.STOPPED
 
 
+def test_a_node_that_missed_several_orders_to_discard_is_given_all_of_them():
+    """Between the first and the last, the job has used the same numbers again: what is between them may be of the old line."""
+    state = next(state for state in moved_states() if state.phase is JobPhase.RUNNING)
+    state = dataclasses.replace(state, nodes={**state.nodes, "n2": OTHER})
+    knows = ev.NodeResynced(NODE, tuple(as_known(state)), discarded=(9, 30), earlier=((2, 5), (4, 10), (6, 20)))
+    _, orders = step(state, ev.CoordinatorMoved(7, NODE), knows, ev.NodeResynced("n2", (), discarded=(4, 10)))
+    discards = [(order.epoch, order.version) for order in orders if isinstance(order, do.DiscardAbove)]
+    assert discards == [(6, 20), (9, 30)]
+
+
 def test_a_node_that_does_not_tell_is_lost():
     for state in moved_states():
         waiting, _ = step(state, ev.CoordinatorMoved(1, NODE))
