@@ -7,18 +7,27 @@ from net.test_nodes import HOLDS, STEP, STEPS
 RUN = "two"
 
 
+@pytest.fixture
+def server(tmp_path, net):
+    """An etcd on a host of its own."""
+    if etcd.binary() is None:
+        pytest.skip("needs etcd on PATH or in DEADPOOL_TEST_ETCD")
+    made = etcd.Etcd(tmp_path, address=net.addresses[3], namespace=net.names[3])
+    yield made
+    made.kill()
+
+
+def place_of(server, net):
+    return f"etcd://{net.addresses[3]}:{server.port}"
+
+
 @pytest.fixture(params=["file", pytest.param("etcd", marks=pytest.mark.slow)])
 def place(request, tmp_path, net):
     """An authority that both hosts reach, whatever lies between them: its place, as `--authority` names it."""
-    if request.param == "file":
-        (tmp_path / "authority").mkdir()
-        yield f"file:{tmp_path / 'authority'}"
-        return
-    if etcd.binary() is None:
-        pytest.skip("needs etcd on PATH or in DEADPOOL_TEST_ETCD")
-    server = etcd.Etcd(tmp_path, address=net.addresses[3], namespace=net.names[3])
-    yield f"etcd://{net.addresses[3]}:{server.port}"
-    server.kill()
+    if request.param == "etcd":
+        return place_of(request.getfixturevalue("server"), net)
+    (tmp_path / "authority").mkdir()
+    return f"file:{tmp_path / 'authority'}"
 
 
 def begun(fleet, place, hold_replacements=False, **options):
@@ -47,6 +56,33 @@ def test_hosts_whose_link_is_cut(fleet, net, reference, place):
     assert "repairing" not in job.agents[0].output
     job.wait_output(1, "the authority has given term 1 to another node")
     assert job.wait_exit([1]) == [0], "the authority says how the run ended"
+
+
+@pytest.mark.slow
+def test_a_host_is_lost_while_etcd_is_down(fleet, net, reference, server):
+    """The other host waits for it to decide, and then goes on."""
+    job, ranks = begun(fleet, place_of(server, net))
+    server.kill()
+    job.power_off(0)
+    job.wait_output(1, "until the authority answers, ")
+    server.start()
+    job.check_repaired(reference("ddp", STEPS, 2), ranks, [1])
+
+
+@pytest.mark.slow
+def test_the_link_between_hosts_is_cut_while_etcd_is_down(fleet, net, reference, server):
+    """Neither goes on before it is back. Then exactly one does, and the other learns how the run ended."""
+    job, ranks = begun(fleet, place_of(server, net), hold_replacements=True)
+    server.kill()
+    net.separate(0, 1)
+    job.wait_output(1, "until the authority answers, ")
+    server.start()
+    job.release(HOLDS)
+    job.look_until(
+        lambda: any("given term" in job.agents[host].output for host in range(2)), "a host that the authority refuses"
+    )
+    (refused,) = [host for host in range(2) if "given term" in job.agents[host].output]
+    job.check_repaired(reference("ddp", STEPS, 2), ranks if refused == 0 else [], [1 - refused])
 
 
 @pytest.mark.slow
