@@ -39,7 +39,8 @@ def left_alone(names: Sequence[str], rank: int) -> str:
     return (
         f"snapshots do not keep {', '.join(names)}: the new process of rank {rank} goes on without what training "
         "has changed there.\n"
-        "Nothing is lost by that for a progress bar or a log. If the weights depend on one, call job.protect() with an object "
+        "Nothing is lost by that for a progress bar, a log, or functools.lru_cache with results that depend on nothing but the "
+        "arguments. If the weights depend on one, call job.protect() with an object "
         "that has its state (state_dict() and load_state_dict())."
     )
 

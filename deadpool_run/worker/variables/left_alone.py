@@ -5,6 +5,7 @@ a restore the user learns which of them do not have the state of the lost rank. 
 the user learns which of them it changes.
 """
 
+import functools
 import hashlib
 import sys
 from collections import deque
@@ -32,6 +33,7 @@ _MOST_LETTERS = 1024
 _DEEPEST = 8
 _PLAIN = frozenset({int, float, bool, str, bytes, type(None)})
 _CONTAINERS: tuple[Any, ...] = (list, dict, set)
+_CACHED = type(functools.cache(len))
 _OTHER = (*CODE, ModuleType, nn.Module, Optimizer)
 _WELL_KNOWN = frozenset({*sys.stdlib_module_names, "torch", "numpy", PACKAGE}) - {"queue"}
 """Packages whose objects are looked after elsewhere, or refused when a step depends on them: iterators, loaders, locks."""
@@ -47,8 +49,13 @@ def has_parts(value: Any, own: Collection[str]) -> bool:
 
 
 def fingerprint_of(value: Any) -> str:
-    """Return a digest of the numbers and strings directly in an object, and of the sizes of its containers; empty for code and models."""
+    """Return a digest of the numbers and strings directly in an object, and of the sizes of its containers; empty for code and models.
+
+    Of a function with `functools.lru_cache`, it shows how many results were computed.
+    """
     kind = type(value)  # a proxy would run code if asked for more
+    if kind is _CACHED:
+        return str(value.cache_info().misses)
     if issubclass(kind, _OTHER) or kind.__module__.partition(".")[0] in _WELL_KNOWN:
         return ""
     found = {name: _shape(each) for name, each in list(table_of(value).items())[:_MOST_PARTS]}

@@ -1,5 +1,6 @@
 """Objects of libraries' classes come back, if they are nothing but values and references; others are left alone."""
 
+import functools
 import logging
 import os
 import queue
@@ -328,6 +329,24 @@ def test_a_queue_that_the_loop_fills_is_named():
         return [name.rpartition(".")[2] for name in variables.left_alone]
 
     assert run(run()) == ["filled"]
+
+
+def test_a_cache_of_results_that_the_loop_fills_is_named():
+    """A replacement computes them again. If they depend on more than the arguments, they may differ."""
+
+    def run(taken=None):
+        seen, same = (functools.lru_cache(make) for make in ([].append, str))
+        same(1)
+        variables = Variables()
+        variables.begin()
+        same(1)
+        if taken is None:
+            seen(1)
+            return variables.take()
+        variables.put(taken)
+        return [name.rpartition(".")[2] for name in variables.left_alone]
+
+    assert run(run()) == ["seen"]
 
 
 def test_objects_that_training_does_not_change_are_not_named():
