@@ -59,8 +59,10 @@ def _broken_nodes(settings: Settings, state: State) -> Iterator[str]:
     homes = [(seat.node, seat.local_rank) for seat in state.seats if seat.owner is not None]
     if len(set(homes)) < len(homes):
         yield f"two ranks have the same place on a node: {homes}"
-    spares = [
-        (each.node, each.place) for each in state.members.values() if each.rank is None and each.place is not None
+    spares = [  # one that leaves gives back its GPU, as it gives back its room
+        (each.node, each.place)
+        for each in state.members.values()
+        if each.rank is None and each.place is not None and each.phase not in leaving
     ]
     if len({*homes, *spares}) < len(homes) + len(spares):
         yield f"a spare rehearses on the GPU of another worker: ranks {homes}, spares {spares}"
