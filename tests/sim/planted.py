@@ -19,7 +19,7 @@ from deadpool_run.core import events as ev
 from deadpool_run.core.copies import buddies, holders
 from deadpool_run.core.decision import Decision
 from deadpool_run.core.leadership import electorate, quorum, reconcile, takeover
-from deadpool_run.core.recovery import repair, restart, spare_pool
+from deadpool_run.core.recovery import repair, restart, retries, spare_pool
 from deadpool_run.core.state import State
 from deadpool_run.core.transitions import MEMBER_TRANSITIONS, MemberPhase
 
@@ -107,7 +107,7 @@ def an_unkillable_worker_is_awaited(patch):
 
 
 def a_failed_collective_is_not_repaired(patch):
-    patch.setattr(repair, "retry", lambda _decision, _reason: None)
+    patch.setattr(retries, "retry", lambda _decision, _reason: None)
 
 
 def a_member_that_raised_counts_as_dead(patch):

@@ -246,6 +246,7 @@ def late(rank, size):
     if rank == 1:
         dist.recv(torch.ones(1), 0)
         return None
-    raised = outcome(lambda: dist.monitored_barrier(group, timeout=SHORT))
+    # Long enough to begin within it on a busy machine: torch names the late rank only then.
+    raised = outcome(lambda: dist.monitored_barrier(group, timeout=10 * SHORT))
     dist.send(torch.ones(1), 1)
     return raised
