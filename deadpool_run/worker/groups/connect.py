@@ -40,6 +40,8 @@ from deadpool_run.worker.groups import gloo, reach
 _ATTACH_S, _GROUP_S, _GROUPS_S = 30.0, 0.5, 10.0
 _PROBE_S = 1.0
 """How long a failed attempt looks for the peers that cannot be connected to."""
+_MOST_NAMED = 64
+"""The most ranks that are reported as not reached: every rank of a large world may report as many."""
 _MARGIN_S = 1.0
 _CANCELLED = "cancelled"
 
@@ -177,7 +179,7 @@ class ConnectAttempt:
             unreached = self._unreached(error)
             names = shortened([str(rank) for rank in unreached])
             why = f"{error}; not reached: rank {names}" if names else str(error)
-            raise AttachError(f"communicators could not be connected: {why}", unreached) from error
+            raise AttachError(f"communicators could not be connected: {why}", unreached[:_MOST_NAMED]) from error
         return self._outcome.result()
 
     def _unreached(self, error: BaseException) -> Sequence[Rank]:

@@ -11,7 +11,8 @@ from kit.netns import NetworkWorld
 from kit.world import LIMIT_S, TIMEOUT, _context
 
 from deadpool_run.errors import AttachError
-from deadpool_run.worker.groups import reach
+from deadpool_run.worker.groups import gloo, reach
+from deadpool_run.worker.groups.connect import ConnectAttempt, GroupConnections, Rendezvous
 
 _PROBE_S = 5.0
 
@@ -50,6 +51,16 @@ def test_a_peer_whose_queue_is_full_does_not_answer_in_time():
         assert reach.unreachable({4: listener.getsockname()}, 0.2) == [4]
         assert reach.unreachable({4: listener.getsockname()}, 0.0) == [], "it was not tried"
         assert reach.unreachable({4: listener.getsockname()}, 60.0, lambda: True) == [], "it was cancelled"
+
+
+def test_of_many_members_that_do_not_come_the_first_are_named():
+    connections = GroupConnections(dist.HashStore())
+    rendezvous = Rendezvous(connections, "e2", 0, 100)
+    attempt = ConnectAttempt(gloo.Device(), None, rendezvous, [], timedelta(seconds=0.2), on_abort=lambda _: None)
+    with pytest.raises(AttachError) as raised:
+        attempt.run(None)
+    assert raised.value.unreached == tuple(range(1, 65))
+    assert "not reached: rank 1, 2, 3 and 96 more" in str(raised.value)
 
 
 def meets_without_rank_1(member):
