@@ -3,7 +3,7 @@
 Those of one worker are in `worker_events`, and can be imported from here.
 """
 
-from deadpool_run.core.found import WorkerFound
+from deadpool_run.core.found import Discards, WorkerFound
 from deadpool_run.core.injection import KillHow
 from deadpool_run.core.worker_events import (
     AbortCompleted,
@@ -156,7 +156,7 @@ class NodeResynced(Tagged):
     discarded: tuple[Epoch, Version] = (_NO_EPOCH, Version(-1))
     holds: tuple[Rank, ...] = ()
     failed_devices: tuple[tuple[int, str], ...] = ()
-    earlier: tuple[tuple[Epoch, Version], ...] = ()
+    earlier: Discards = ()
 
 
 class SnapshotCommitted(Tagged):

@@ -1,7 +1,10 @@
-"""A worker, as its agent describes it to a new leader."""
+"""A worker, as its agent describes it to a new leader, and the orders to discard that have reached the agent."""
 
-from deadpool_run.ids import Epoch, WorkerId
+from deadpool_run.ids import Epoch, Version, WorkerId
 from deadpool_run.structs import Untagged
+
+Discards = tuple[tuple[Epoch, Version], ...]
+"""The epochs and versions of orders to discard, the oldest first."""
 
 _NO_EPOCH = Epoch(0)
 
@@ -40,3 +43,10 @@ class WorkerFound(Untagged):
     def alive(self) -> bool:
         """Tell whether the process has not ended."""
         return self.code is None and self.signal is None
+
+
+def with_discard(discards: Discards, epoch: Epoch, version: Version) -> Discards:
+    """Return the orders with this one, and without those that it covers. A repeated order changes nothing."""
+    if discards and epoch <= discards[-1][0]:
+        return discards
+    return *(each for each in discards if each[1] < version), (epoch, version)

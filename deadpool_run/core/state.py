@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from deadpool_run.core.counters import MemberCounters, SeatCounters
 from deadpool_run.core.effects import Incident, Loss
 from deadpool_run.core.events import Event, Place
-from deadpool_run.core.found import WorkerFound
+from deadpool_run.core.found import Discards, WorkerFound
 from deadpool_run.core.members import NO_EPOCH, NO_VERSION, Member, Seat
 from deadpool_run.core.transitions import ATTACHED, JobPhase, MemberPhase
 from deadpool_run.errors import Blame
@@ -116,10 +116,12 @@ class Move:
     found: dict[NodeId, tuple[WorkerFound, ...]] = field(default_factory=dict)
     lost: Mapping[NodeId, str] = field(default_factory=dict)
     """Nodes that were lost meanwhile, with the reasons."""
-    discards: tuple[tuple[Epoch, Version], ...] = ((NO_EPOCH, NO_VERSION),)
-    """The `DiscardAbove`s of the node that was reached by the newest one."""
+    discarded: tuple[Epoch, Version] = (NO_EPOCH, NO_VERSION)
+    """The newest `DiscardAbove` that reached any node."""
+    earlier: Discards = ()
+    """Those that reached the same node before it."""
     discarded_in: list[Epoch] = field(default_factory=list)
-    """The epochs of the nodes' last ones."""
+    """The epoch of the last one that reached each node."""
     holds: dict[NodeId, tuple[Rank, ...]] = field(default_factory=dict)
     """The ranks of which each node has anything."""
     deferred: list[Event] = field(default_factory=list)

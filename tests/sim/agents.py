@@ -39,7 +39,7 @@ class Agent(NodeSide):
         self.alive, self.loud = True, False
         """`loud`: only its process was killed, so its host still refuses connections."""
         self.found: dict[int, ev.WorkerFound] = {}
-        self.discards: list[tuple[int, int]] = []
+        self.discards: tuple[tuple[int, int], ...] = ()
         self.log: list[tuple[float, ev.Event]] = []
         self.log_term, self.log_heard_at = 0, 0.0
         self.state = coordinator.new_state(cluster.settings)

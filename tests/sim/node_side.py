@@ -10,6 +10,7 @@ from workers import Worker
 
 from deadpool_run.core import effects as do
 from deadpool_run.core import events as ev
+from deadpool_run.core.found import with_discard
 from deadpool_run.core.leadership import electorate as el
 
 if TYPE_CHECKING:
@@ -41,15 +42,11 @@ class NodeSide:
     alive: bool
     fenced: bool
     found: dict[int, ev.WorkerFound]
-    discards: list[tuple[int, int]]
+    discards: tuple[tuple[int, int], ...]
 
     def send(self, target: str, what: Callable[[Agent], None]) -> None:
         if self.alive:
             self.cluster.net.send(self.name, target, lambda: what(self.cluster.agents[target]))
-
-    def note_discard(self, epoch: int, version: int) -> None:
-        if not self.discards or epoch > self.discards[-1][0]:
-            self.discards = [*(each for each in self.discards if each[1] < version), (epoch, version)]
 
     def obey(self, effect: do.Effect, term: int, key: tuple[int, int, int], epoch: int) -> None:
         """Carry out an order of the leader of that term."""
@@ -70,7 +67,7 @@ class NodeSide:
             case do.SetBuddies():
                 storage.set_buddies_on(self.name, effect.buddies, key, epoch)
             case do.DiscardAbove():
-                self.note_discard(effect.epoch, effect.version)
+                self.discards = with_discard(self.discards, effect.epoch, effect.version)
                 storage.discard_on(self.name, effect.epoch, effect.version)
             case do.ReportReplicas():
                 held = tuple(sorted(storage.nodes[self.name].has(effect.rank)))

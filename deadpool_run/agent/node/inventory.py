@@ -6,10 +6,11 @@ from deadpool_run.core import effects as do
 from deadpool_run.core import events as ev
 from deadpool_run.core.effects import Effect
 from deadpool_run.core.events import Event, NodeResynced
-from deadpool_run.core.found import WorkerFound
+from deadpool_run.core.found import Discards, WorkerFound, with_discard
+from deadpool_run.core.members import NO_EPOCH, NO_VERSION
 from deadpool_run.ids import Epoch, NodeId, Rank, Version, WorkerId
 
-_NOTHING = Epoch(0), Version(-1)
+_NONE = NO_EPOCH, NO_VERSION
 
 
 class Inventory:
@@ -17,7 +18,7 @@ class Inventory:
 
     def __init__(self) -> None:
         self._found: dict[WorkerId, WorkerFound] = {}
-        self._discards: list[tuple[Epoch, Version]] = []
+        self._discards: Discards = ()
         self._failed_devices: dict[int, str] = {}
 
     def ordered(self, effect: Effect, capture_interval: int) -> None:  # noqa: C901 - one case for each order
@@ -25,9 +26,9 @@ class Inventory:
         match effect:
             case do.BeginGeneration():
                 self._found = {worker: found for worker, found in self._found.items() if found.alive}
-                self._discards = []
+                self._discards = ()
             case do.DiscardAbove(epoch, version):
-                self._note_discard(epoch, version)
+                self._discards = with_discard(self._discards, epoch, version)
             case do.StartWorker(worker):
                 self._found[worker] = WorkerFound(worker, None)
             case do.AssignRank(worker, rank, epoch):
@@ -50,12 +51,8 @@ class Inventory:
 
     def resume_of(self, epoch: Epoch) -> Version | None:
         """Return the version that ranks resume from in this epoch; None if it is not known yet."""
-        discarded_in, version = self._discards[-1] if self._discards else _NOTHING
+        discarded_in, version = self._discards[-1] if self._discards else _NONE
         return version if discarded_in == epoch else None
-
-    def _note_discard(self, epoch: Epoch, version: Version) -> None:
-        if not self._discards or epoch > self._discards[-1][0]:  # else it is a repeated order
-            self._discards = [each for each in self._discards if each[1] < version] + [(epoch, version)]
 
     def reported(self, event: Event) -> None:  # noqa: C901 - one case for each fact
         """Record a fact that is submitted."""
@@ -87,7 +84,7 @@ class Inventory:
     def report(self, node: NodeId, holds: tuple[Rank, ...]) -> NodeResynced:
         """Return the inventory as a fact, with the ranks of which the node's vault has anything."""
         devices = tuple(self._failed_devices.items())
-        *earlier, last = self._discards or [_NOTHING]
+        *earlier, last = self._discards or [_NONE]
         return NodeResynced(node, tuple(self._found.values()), last, holds, devices, tuple(earlier))
 
     def _forget(self, rank: Rank) -> None:

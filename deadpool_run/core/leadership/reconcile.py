@@ -13,17 +13,15 @@ from deadpool_run.core import effects as do
 from deadpool_run.core import placement
 from deadpool_run.core.copies import holders
 from deadpool_run.core.decision import Decision
-from deadpool_run.core.found import WorkerFound
+from deadpool_run.core.found import Discards, WorkerFound
 from deadpool_run.core.injection import KillHow
 from deadpool_run.core.members import NO_EPOCH, Member
 from deadpool_run.core.recovery import repair, restart, shutdown, spare_pool
 from deadpool_run.core.recovery.repair import LostRank
 from deadpool_run.core.state import Repair
 from deadpool_run.core.transitions import PARKED, JobPhase, MemberPhase
-from deadpool_run.ids import Epoch, NodeId, Rank, Version, WorkerId
+from deadpool_run.ids import NodeId, Rank, WorkerId
 
-Discards = Sequence[tuple[Epoch, Version]]
-"""The epochs and versions of orders to discard, the oldest first."""
 _REPAIRED_IN = frozenset({JobPhase.RUNNING, JobPhase.REPAIRING})
 _OUTDATED = "it was given its rank by another coordinator, and is not needed"
 _PREPARED = "it rehearsed for another coordinator, and cannot report its progress"

@@ -12,6 +12,7 @@ from deadpool_run.core import effects as do
 from deadpool_run.core import events as ev
 from deadpool_run.core.copies import buddies
 from deadpool_run.core.decision import Decision
+from deadpool_run.core.found import Discards
 from deadpool_run.core.leadership import reconcile
 from deadpool_run.core.recovery.losses import device_failed, remove_nodes
 from deadpool_run.core.state import Move
@@ -100,7 +101,8 @@ def _note(decision: Decision, move: Move, event: ev.Event) -> None:
         case ev.NodeResynced() if event.node in move.waiting:
             move.found[event.node] = event.workers
             move.holds[event.node] = event.holds
-            move.discards = max(move.discards, (*event.earlier, event.discarded), key=lambda discards: discards[-1])
+            told = event.discarded, event.earlier
+            move.discarded, move.earlier = max((move.discarded, move.earlier), told)
             move.discarded_in.append(event.discarded[0])
             move.waiting.remove(event.node)
             move.deferred += _failed_devices(event)
@@ -113,10 +115,9 @@ def _note(decision: Decision, move: Move, event: ev.Event) -> None:
             move.deferred.append(event)
 
 
-def _missed(move: Move) -> reconcile.Discards:
+def _missed(move: Move) -> Discards:
     """Return the orders to discard that some node may not have had, and the last one."""
-    *earlier, last = move.discards
-    return [*(each for each in earlier if each[0] > min(move.discarded_in)), last]
+    return *(each for each in move.earlier if each[0] > min(move.discarded_in)), move.discarded
 
 
 def _finish(decision: Decision, move: Move) -> None:

@@ -161,9 +161,10 @@ def votes(reports: Mapping[Rank, tuple[Rank, ...]]) -> Mapping[Rank, int]:
 
 
 def to_replace(reports: Mapping[Rank, tuple[Rank, ...]], reporter: Rank) -> Rank | None:
-    """Return which rank is to be replaced because communicators cannot be built; None: nobody, as the whole network is bad.
+    """Return the rank to replace because communicators cannot be built; None if no replacement would help.
 
-    More than half of the reports have to name it. If nobody is named, or two ranks name each other, it is the `reporter`.
+    It is the rank that more than half of the reports name. If the reports name no rank, or are two that name each other, it is
+    the `reporter`.
     """
     counts = votes(reports)
     if not counts or (len(reports) == 2 and counts.keys() == reports.keys()):

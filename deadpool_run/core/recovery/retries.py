@@ -45,8 +45,7 @@ def unattached(decision: Decision, member: Member, event: ev.AttachFailed) -> No
 def attach_failed(decision: Decision, member: Member) -> None:
     """Connect the same workers again, after a pause that grows each time. If that does not help, replace one of them.
 
-    That is the rank which most others name, or this one if nobody names any: it has failed by itself. If there are names without
-    a majority, nobody is replaced: the network is bad as a whole.
+    `blame.to_replace` chooses it. Where it chooses none, the whole network may be bad, and the attempts go on.
     """
     repair, settings = decision.repair, decision.settings
     patience_s = settings.repair_timeout_s + 2 * more_to_attach_s(settings.world_size)  # for two attempts

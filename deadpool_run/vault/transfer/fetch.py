@@ -57,7 +57,7 @@ class FetchTask(Generic[T]):
         self._peer, self._act, self._on_end, self._after = peer, act, on_end, after
         self._connections = connections
         self.result: T | None = None
-        """For whoever comes `after` this task; None if it failed."""
+        """The result of `act`. None if it failed, or has not ended."""
         self.thread = threading.Thread(target=self._run, name=f"deadpool-{name}", daemon=True)
         self.thread.start()
 

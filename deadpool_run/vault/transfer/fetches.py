@@ -81,7 +81,7 @@ class Fetches:
 
     def seat(self, rank: Rank, source: Peer | None, resume: Version | None, done: Done) -> None:
         """See `Replicator.seat`."""
-        self._seats.pop(rank, None)
+        self.cancel(rank)
         if source is not None:
             self._seats[rank] = _Seat(source, resume)
         here = source is None and self._vault.has_transcript(rank)
@@ -89,8 +89,6 @@ class Fetches:
         if source is not None and not moved:
             self._seat_by_transcript(rank, source, done)
             return
-        if (task := self._stop(rank)) is not None:
-            self._cancelled[rank] = task  # the rank's next one waits for its end
         if moved:
             here = True
             for held in self._vault.held(rank):
@@ -108,7 +106,8 @@ class Fetches:
         version, seat.ahead = seat.resume, None
         if version is None or not seat.has_transcript or self._has(rank, version):
             return
-        stream_pool, began = self._shared.connections_to(seat.source), time.monotonic()
+        connections, act = self._from(seat.source, rank, version)
+        began = time.monotonic()
 
         def end(fetched: Fetched | None, _failure: str | None) -> None:
             """Note how fast it was. If it failed, the order fetches it, and may fail."""
@@ -118,19 +117,24 @@ class Fetches:
         self._tasks[rank] = seat.ahead = FetchTask(
             name=f"ahead-{rank}",
             peer=seat.source,
-            connections=stream_pool,
-            act=partial(fetch_snapshot, self._shared, rank, version, self._shared.timeline.number, stream_pool),
+            connections=connections,
+            act=act,
             on_end=partial(self._call, end),
             after=self._stop(rank),
         )
 
     def fetch(self, rank: Rank, version: Version, source: Peer, done: Done) -> None:
         """See `Replicator.fetch`."""
-        stream_pool = self._shared.connections_to(source)
-        act = partial(fetch_snapshot, self._shared, rank, version, self._shared.timeline.number, stream_pool)
+        connections, act = self._from(source, rank, version)
         seat = self._seats.pop(rank, None)
         ahead = None if seat is None or seat.resume != version else seat.ahead
-        self._fill(rank, version, done, source=source, connections=stream_pool, act=act, ahead=ahead)
+        self._fill(rank, version, done, source=source, connections=connections, act=act, ahead=ahead)
+
+    def _from(self, source: Peer, rank: Rank, version: Version) -> tuple[OpenConnections, Callable[[], Fetched]]:
+        """Return connections to a node, and a function that fetches the version over them."""
+        stream_pool = self._shared.connections_to(source)
+        timeline = self._shared.timeline.number
+        return stream_pool, partial(fetch_snapshot, self._shared, rank, version, timeline, stream_pool)
 
     def compute(self, rank: Rank, version: Version, done: Done) -> None:
         """See `Replicator.compute`."""
@@ -220,7 +224,7 @@ class Fetches:
         fetch_task = self._tasks[rank] = self._transcript_task(rank, source, end, self._stop(rank))
 
     def cancel(self, rank: Rank) -> None:
-        """Stop the rank's fetch, and fetch nothing ahead."""
+        """Stop the rank's fetch, whose end the next one waits for, and fetch nothing ahead."""
         self._seats.pop(rank, None)
         if (task := self._stop(rank)) is not None:
             self._cancelled[rank] = task

@@ -184,8 +184,9 @@ class ConnectAttempt:
 
     def _unreached(self, error: BaseException) -> Sequence[Rank]:
         """Return which members did not come to the rendezvous, or cannot be connected to, as far as that is known."""
-        if (isinstance(error, AttachError) and error.unreached) or not self.peers or self.cancelled:
-            return error.unreached if isinstance(error, AttachError) else ()
+        known = error.unreached if isinstance(error, AttachError) else ()
+        if known or not self.peers or self.cancelled:
+            return known
         wanted = {rank for spec in self._specs for rank in spec.ranks} - {self._rendezvous.rank}
         endpoints = {Rank(rank): self.peers[rank] for rank in wanted}
         return reach.unreachable(endpoints, _PROBE_S, lambda: self.cancelled)

@@ -35,7 +35,8 @@ def unreachable(
 ) -> list[Rank]:
     """Return the ranks to whose endpoints no TCP connection could be made within `limit_s` seconds, for all of them together.
 
-    Those that were not tried within it are not named; nobody is after it was `cancelled`. The connections are closed at once.
+    A rank that could not be tried in that time is left out. After `cancelled` returns True, the result is empty. Each connection
+    is closed at once.
     """
     deadline = time.monotonic() + limit_s
     failed: list[Rank] = []

@@ -16,6 +16,15 @@ def resume_from(timeline, version, *nodes):
         node.replicator.discard_above(timeline, Version(version))
 
 
+async def begins_to_fetch_ahead(node, source):
+    """Have the node fetch version 5, which is large, before the order to resume from it."""
+    source.capture(0, 5, body=_BIG(0, 5))
+    source.complete_transcript(0)
+    resume_from(1, 5, source)
+    assert await node.seat(0, source.peer) is None
+    resume_from(1, 5, node)
+
+
 def entries(node):
     return node.vault.status_page.rank_entries[0]
 
@@ -49,11 +58,7 @@ async def test_the_resume_version_is_fetched_before_the_order_which_publishes_it
 @in_loop
 async def test_an_order_while_the_version_is_being_fetched_does_not_fetch_it_again():
     async with cluster("a", "b", bandwidth=32 << 20) as (a, b):
-        a.capture(0, 5, body=_BIG(0, 5))
-        a.complete_transcript(0)
-        resume_from(1, 5, a)
-        assert await b.seat(0, a.peer) is None
-        resume_from(1, 5, b)
+        await begins_to_fetch_ahead(b, a)
         sent = a.replicator.traffic().sent_bytes
         assert await b.fetch(0, 5, a.peer) is None
         assert b.body(0, 5) == _BIG(0, 5)
@@ -77,12 +82,8 @@ async def test_what_cannot_be_fetched_ahead_is_fetched_from_the_node_of_the_orde
 @in_loop
 async def test_after_another_loss_the_version_of_the_last_roll_back_is_fetched(waits):
     async with cluster("a", "b", bandwidth=32 << 20) as (a, b):
-        for version in (4, 5):
-            a.capture(0, version, body=_BIG(0, version))
-        a.complete_transcript(0)
-        resume_from(1, 5, a)
-        assert await b.seat(0, a.peer) is None
-        resume_from(1, 5, b)
+        a.capture(0, 4, body=_BIG(0, 4))
+        await begins_to_fetch_ahead(b, a)
         if waits:
             await b.until_fetched(0)
         resume_from(2, 4, a, b)
@@ -125,11 +126,7 @@ async def test_nothing_is_fetched_for_a_rank_that_is_to_live_elsewhere(how):
 @in_loop
 async def test_a_cancelled_fetch_leaves_no_slot_busy():
     async with cluster("a", "b", bandwidth=1 << 20) as (a, b):
-        a.capture(0, 5, body=_BIG(0, 5))
-        a.complete_transcript(0)
-        resume_from(1, 5, a)
-        assert await b.seat(0, a.peer) is None
-        resume_from(1, 5, b)
+        await begins_to_fetch_ahead(b, a)
         (task,) = b.replicator._fetches.tasks()[-1:]
         while BUSY not in entries(b).slots:
             await off(task.thread.join, 0.001)

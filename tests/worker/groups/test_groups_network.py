@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from kit import netns
 from kit.world import FREED_S, LIMIT_S, LONG, TIMEOUT, _context
 
 from deadpool_run.worker.groups import gloo
@@ -20,22 +19,6 @@ from deadpool_run.worker.groups.registry import GroupState
 
 LARGE = 1 << 24
 """Floats: more than the kernel's buffers take, so that some of it waits for ever to be sent."""
-
-
-@pytest.fixture
-def hosts(_warm):
-    if reason := netns.refused():
-        pytest.skip(reason)
-    made = netns.Hosts(4)
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def world(hosts):
-    made = netns.NetworkWorld(3, hosts)
-    yield made
-    made.close()
 
 
 def sends(tensor):

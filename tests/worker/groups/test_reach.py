@@ -6,8 +6,6 @@ from datetime import timedelta
 
 import pytest
 import torch.distributed as dist
-from kit import netns
-from kit.netns import NetworkWorld
 from kit.world import LIMIT_S, TIMEOUT, _context
 
 from deadpool_run.errors import AttachError
@@ -78,22 +76,6 @@ def test_a_member_that_does_not_come_is_named(make_world):
     first, _, last = make_world(3).run(meets_without_rank_1)
     assert first[0] == last[0] == (1,)
     assert "not reached: rank 1" in first[1]
-
-
-@pytest.fixture
-def hosts(_warm):
-    if reason := netns.refused():
-        pytest.skip(reason)
-    made = netns.Hosts(4)
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def world(hosts):
-    made = NetworkWorld(3, hosts)
-    yield made
-    made.close()
 
 
 def connects_again(member, aborted, separated):
