@@ -11,7 +11,7 @@ from functools import partial
 from deadpool_run.errors import SnapshotError
 from deadpool_run.ids import Rank, Version
 from deadpool_run.vault import segments
-from deadpool_run.vault.transfer.chunks import ChunkDigests, Hasher, SlotDigests
+from deadpool_run.vault.transfer.chunks import ChunkDigests, Hasher
 from deadpool_run.vault.transfer.framing import Bucket, Meter
 from deadpool_run.vault.transfer.replicas import TRANSCRIPT, Replicas
 from deadpool_run.vault.transfer.streams import Dial, StreamPool, StripedReceives
@@ -38,6 +38,48 @@ class Timeline:
             self._changed.wait_for(lambda: self.number >= number, timeout_s)
 
 
+class OwnSlots:
+    """The slots of this node's ranks, with what each snapshot in them needs again and again. Thread-safe."""
+
+    def __init__(self, hasher: Hasher) -> None:
+        self._hasher = hasher
+        self._lock = threading.Lock()
+        self._digests: dict[tuple[Rank, int], ChunkDigests] = {}
+        self._mapped: dict[tuple[Rank, int], tuple[os.stat_result, mmap.mmap]] = {}
+
+    def digests(self, rank: Rank, held: Held) -> ChunkDigests:
+        """Return the digests of a slot with this content."""
+        with self._lock:
+            found = self._digests.get((rank, held.slot))
+            if found is None or found.token != held.token:
+                found = ChunkDigests(self._hasher, rank, held.version, held.token, held.nbytes)
+                self._digests[rank, held.slot] = found
+            return found
+
+    def mapped(self, rank: Rank, held: Held, fd: int) -> mmap.mmap:
+        """Return a mapping of a slot's memory. It is kept: the page faults of a new one cost as much as half of the copying."""
+        status = os.fstat(fd)
+        with self._lock:
+            before, mapped = self._mapped.get((rank, held.slot), (None, None))
+            if mapped is None or before is None or not os.path.samestat(before, status) or len(mapped) < held.nbytes:
+                mapped = mmap.mmap(fd, status.st_size, prot=mmap.PROT_READ)
+                self._mapped[rank, held.slot] = status, mapped
+            return mapped
+
+    def forget(self, rank: Rank) -> None:
+        """Free what is kept of a rank that does not live here any more."""
+        with self._lock:
+            for slot in (0, 1):
+                self._digests.pop((rank, slot), None)
+                self._mapped.pop((rank, slot), None)
+
+    def clear(self) -> None:
+        """Free what is kept."""
+        with self._lock:
+            self._digests.clear()
+            self._mapped.clear()
+
+
 @dataclass(slots=True)
 class CopyTimes:
     """How long the last snapshot took that was copied to a buddy; 0 before the first."""
@@ -58,7 +100,7 @@ class Shared:
     bucket: Bucket
     closing: threading.Event
     hasher: Hasher
-    slot_digests: SlotDigests
+    slots: OwnSlots
     replicas: Replicas
     dial: Dial
     here: Peer
@@ -96,17 +138,25 @@ class Shared:
 class Source:
     """A snapshot or transcript open for reading. `still` returns whether it is unchanged."""
 
-    def __init__(self, fd: int, digests: ChunkDigests, still: Callable[[], bool], on_close: Callable[[], None]) -> None:
-        """Map the descriptor, which `on_close` closes, also if this raises OSError."""
-        self.fd, self.digests, self.still = fd, digests, still
+    def __init__(
+        self, mapped: mmap.mmap, digests: ChunkDigests, still: Callable[[], bool], on_close: Callable[[], None]
+    ) -> None:
+        """Read from a mapping, which lives as long as anyone refers to it."""
+        self.digests, self.still = digests, still
         self.token, self.nbytes = digests.token, digests.nbytes
         self._on_close = on_close
+        self.view = memoryview(mapped)[: self.nbytes]
+
+    @classmethod
+    def of_file(
+        cls, fd: int, digests: ChunkDigests, still: Callable[[], bool], on_close: Callable[[], None]
+    ) -> "Source":
+        """Map a file that `on_close` closes, also if this raises OSError."""
         try:
-            self._mapped = mmap.mmap(fd, self.nbytes, prot=mmap.PROT_READ)
+            return cls(mmap.mmap(fd, digests.nbytes, prot=mmap.PROT_READ), digests, still, on_close)
         except OSError:
             on_close()
             raise
-        self.view = memoryview(self._mapped)
 
     def places(self, block: int) -> dict[bytes, int]:
         """Return where chunks with known digests are, those of this block among them."""
@@ -117,7 +167,6 @@ class Source:
     def close(self) -> None:
         """Close it."""
         self.view.release()
-        self._mapped.close()
         self._on_close()
 
 
@@ -132,8 +181,11 @@ def open_held(shared: Shared, rank: Rank, held: Held) -> Source | None:
     fd = shared.vault.open(rank, held)
     if fd is None:
         return None
-    digests = shared.slot_digests.of(rank, held)
-    return Source(fd, digests, lambda: shared.vault.still(rank, held), lambda: os.close(fd))
+    try:
+        mapped = shared.slots.mapped(rank, held, fd)
+    finally:
+        os.close(fd)
+    return Source(mapped, shared.slots.digests(rank, held), lambda: shared.vault.still(rank, held), lambda: None)
 
 
 def open_transcript(shared: Shared, rank: Rank) -> Source | None:
@@ -147,7 +199,7 @@ def open_transcript(shared: Shared, rank: Rank) -> Source | None:
         return None
     nbytes, token = header
     digests = ChunkDigests(shared.hasher, rank, TRANSCRIPT, token, nbytes)
-    return Source(fd, digests, lambda: segments.blob_header(fd) == header, lambda: os.close(fd))
+    return Source.of_file(fd, digests, lambda: segments.blob_header(fd) == header, lambda: os.close(fd))
 
 
 @contextlib.contextmanager
@@ -184,7 +236,7 @@ def open_copy(replicas: Replicas, rank: Rank, version: Version | None) -> Source
     if found is None:
         return None
     copy, fd = found
-    return Source(fd, copy.digests, lambda: replicas.still(rank, copy), lambda: replicas.shut(copy, fd))
+    return Source.of_file(fd, copy.digests, lambda: replicas.still(rank, copy), lambda: replicas.shut(copy, fd))
 
 
 def is_sound(fd: int, version: Version | None, token: bytes, nbytes: int) -> bool:

@@ -13,7 +13,6 @@ from blake3 import blake3
 
 from deadpool_run.ids import Rank, Version
 from deadpool_run.vault.segments import HEADER_BYTES
-from deadpool_run.vault.vault import Held
 
 CHUNK_BYTES = 256 << 10
 """Small, so that the different bytes at a snapshot's end cost little, and a core's cache holds a chunk."""
@@ -111,27 +110,3 @@ class ChunkDigests:
 def split(digests: bytes) -> list[bytes]:
     """Return the single digests."""
     return [digests[at : at + DIGEST_BYTES] for at in range(0, len(digests), DIGEST_BYTES)]
-
-
-class SlotDigests:
-    """The digests of the slots of this node's ranks, each as long as the slot holds this content. Thread-safe."""
-
-    def __init__(self, hasher: Hasher) -> None:
-        self._hasher = hasher
-        self._lock = threading.Lock()
-        self._found: dict[tuple[Rank, int], ChunkDigests] = {}
-
-    def of(self, rank: Rank, held: Held) -> ChunkDigests:
-        """Return the digests of a slot with this content."""
-        with self._lock:
-            found = self._found.get((rank, held.slot))
-            if found is None or found.token != held.token:
-                found = ChunkDigests(self._hasher, rank, held.version, held.token, held.nbytes)
-                self._found[rank, held.slot] = found
-            return found
-
-    def forget(self, rank: Rank) -> None:
-        """Free those of a rank that does not live here any more."""
-        with self._lock:
-            for slot in (0, 1):
-                self._found.pop((rank, slot), None)

@@ -16,7 +16,6 @@ received is hashed, so that memory which changes meanwhile does no harm.
 """
 
 import hmac
-import os
 import re
 import socket
 import struct
@@ -139,7 +138,7 @@ class Incoming:
             found = [
                 chunk
                 for chunk, digest in missing.items()
-                if digest in places and self._copy(source.fd, places[digest], chunk, digest)
+                if digest in places and self._copy(source, places[digest], chunk, digest)
             ]
             if found:
                 sources.remove(source)
@@ -149,11 +148,13 @@ class Incoming:
         connection.send(bytes(chunk in missing for chunk in block))
         return list(missing.items())
 
-    def _copy(self, fd: int, place: int, chunk: Range, digest: bytes) -> bool:
+    def _copy(self, source: Source, place: int, chunk: Range, digest: bytes) -> bool:
         """Copy a chunk; return whether it is the wanted one, because the memory may have changed."""
-        with self._space(chunk) as target:
-            count = os.preadv(fd, [target], place)
-            if count != len(target) or self._digests.hasher.chunk(target) != digest:
+        with self._space(chunk) as target, source.view[place : place + len(target)] as found:
+            if len(found) != len(target):
+                return False
+            target[:] = found  # from mapped memory: `preadv` takes more than twice the time
+            if self._digests.hasher.chunk(target) != digest:
                 return False
             self._arrived(chunk, target)
             return True

@@ -14,8 +14,8 @@ from typing import Any
 
 from deadpool_run.core.copies.parity_groups import Group
 from deadpool_run.ids import NodeId, Rank, Version
-from deadpool_run.vault.transfer.catalog import Shared
-from deadpool_run.vault.transfer.chunks import Hasher, SlotDigests
+from deadpool_run.vault.transfer.catalog import OwnSlots, Shared
+from deadpool_run.vault.transfer.chunks import Hasher
 from deadpool_run.vault.transfer.fetch import FetchTask
 from deadpool_run.vault.transfer.fetches import Done, Fetches
 from deadpool_run.vault.transfer.framing import Bucket
@@ -67,8 +67,8 @@ class Replicator:
         """
         closing = threading.Event()
         bucket, hasher = Bucket(bandwidth, closing), Hasher(secret)
-        digests, replicas = SlotDigests(hasher), Replicas(hasher, vault)
-        self._shared = Shared(vault, streams, bucket, closing, hasher, digests, replicas, dial, here)
+        slots, replicas = OwnSlots(hasher), Replicas(hasher, vault)
+        self._shared = Shared(vault, streams, bucket, closing, hasher, slots, replicas, dial, here)
         self._vault, self._loop = vault, loop
         self._on_safe, self._on_refused = on_safe, on_refused
         self._floor: Version | None = None
@@ -140,8 +140,8 @@ class Replicator:
         self._fetches.cancel(rank)
         held = [] if rank not in self._local else self._local.pop(rank).held()
         self._end_links(rank)
-        self._shared.slot_digests.forget(rank)
         segments = self._vault.take(rank)
+        self._shared.slots.forget(rank)
         if segments is not None:
             self._shared.replicas.take_over(rank, self._shared.timeline.number, segments, held)
 
@@ -162,6 +162,7 @@ class Replicator:
         """Drop all copies, because the world starts again. The caller renews the vault and sets new buddies."""
         self._floor = None
         self._local.clear()
+        self._shared.slots.clear()
         for rank in self._fetches.ranks():
             self._fetches.cancel(rank)
         for rank in list(self._links):
@@ -252,6 +253,7 @@ class Replicator:
         for each in running:
             each.thread.join(max(0.0, deadline - time.monotonic()))
         self._shared.replicas.close()
+        self._shared.slots.clear()
 
     def _local_of(self, rank: Rank) -> LocalVersions:
         return self._local.setdefault(rank, LocalVersions(self._vault, rank, self._floor))

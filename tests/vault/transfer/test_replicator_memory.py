@@ -3,7 +3,9 @@
 import asyncio
 import logging
 import mmap
+import os
 import threading
+from pathlib import Path
 
 import pytest
 from played_owner import pair
@@ -115,6 +117,32 @@ async def test_the_memory_of_a_rank_counts_once_wherever_it_moves():
         assert a.vault.status_page.taken > len(content(0, 0))
         a.replicator.keep(())
         assert a.vault.status_page.taken == 0
+
+
+@pytest.mark.parametrize("how", ["it left", "a new generation", "the end"])
+@in_loop
+async def test_the_mapping_of_a_slot_ends_with_what_it_is_for(how):
+    async with cluster("a", "b") as (a, b):
+        a.holds(4)
+        slots = {os.fstat(fd).st_ino for name, fd in a.vault.descriptors(Rank(0)).items() if name.startswith("slot")}
+        a.copies_to(b)
+        await a.until_safe(0, 4)
+        assert slots & mapped(), "it is kept for the next snapshot"
+        if how == "it left":
+            a.replicator.left(Rank(0))
+        elif how == "a new generation":
+            a.vault.renew()
+            a.replicator.renew(1)
+        else:
+            await a.close()
+        for link in a.replicator._ending:
+            await off(link.thread.join)
+        assert not slots & mapped()
+
+
+def mapped() -> set[int]:
+    """Return the inodes of all files that this process has mapped."""
+    return {int(line.split()[4]) for line in Path("/proc/self/maps").read_text().splitlines()}
 
 
 @in_loop

@@ -58,7 +58,7 @@ def test_a_segment_that_cannot_be_mapped_is_closed():
     fd = os.open("/dev/null", os.O_RDONLY)
     digests = ChunkDigests(Hasher(bytes(32)), Rank(0), Version(1), bytes(16), 4 * KIB)
     with pytest.raises(OSError, match="No such device"):
-        Source(fd, digests, lambda: True, lambda: os.close(fd))
+        Source.of_file(fd, digests, lambda: True, lambda: os.close(fd))
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(fd)
 
