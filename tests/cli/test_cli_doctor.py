@@ -58,11 +58,12 @@ def test_a_killed_rank_is_replaced():
     assert "the weights are exact" in found.text
 
 
-def test_without_two_gpus_nothing_is_measured_and_the_exit_code_says_so(tmp_path):
+def test_without_a_gpu_nothing_is_measured_and_the_exit_code_says_so(tmp_path):
     done = deadpool("doctor", "--gpu", env=ours(tmp_path, CUDA_VISIBLE_DEVICES=""))
     assert done.returncode == 3, done.stdout
     assert "no GPU is visible" in done.stdout.splitlines()[-1]
-    assert "only one GPU" in gpu.too_few(1).text
+    assert "one rank is measured" in gpu.too_few(1).text
+    assert gpu.too_few(2) is None
 
 
 def test_a_measurement_that_does_not_end_is_bad():
@@ -73,9 +74,10 @@ def test_a_measurement_that_does_not_end_is_bad():
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_steps_and_a_killed_rank_are_measured():
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_steps_and_a_killed_rank_are_measured(ranks):
     """Without a GPU the same training runs on CPUs."""
-    for measured in gpu.measure(os.environ, 2, 200):
+    for measured in gpu.measure(os.environ, ranks, 200):
         assert measured.finding.grade is Grade.OK, measured.finding.text
         cells = measured.row.strip("| ").split(" | ")
         assert len(cells) == len(gpu.COLUMNS)

@@ -23,7 +23,7 @@ def doctor(
 ) -> None:
     """Check this machine: versions, limits, memory, token and ports, then a run of two ranks, one of which is killed.
 
-    Exit codes: 0 no check is bad; 1 a check is bad; 3 --gpu, and there are not two GPUs.
+    Exit codes: 0 no check is bad; 1 a check is bad; 3 --gpu, and there is no GPU.
     """
     from deadpool_run.cli.doctor.findings import Grade, findings  # noqa: PLC0415 - help does without psutil
     from deadpool_run.cli.doctor.swap import swap  # noqa: PLC0415 - as above
@@ -51,13 +51,14 @@ def doctor(
 
 
 def _measure(show: "Callable[[Finding], None]", timeout_s: float) -> bool:
-    """Measure on GPUs and print the report; False if there are not two."""
+    """Measure on GPUs and print the report; False if there are none."""
     from deadpool_run.cli.doctor import gpu  # noqa: PLC0415 - help does without
     from deadpool_run.cli.options.machine import DEVICES, count_gpus  # noqa: PLC0415 - as above
 
     gpus = count_gpus(os.environ, DEVICES)
-    if gpus < 2:
-        show(gpu.too_few(gpus))
+    if few := gpu.too_few(gpus):
+        show(few)
+    if gpus == 0:
         return False
     rows = []
     for measured in gpu.measure(os.environ, min(gpus, gpu.MOST_RANKS), timeout_s):

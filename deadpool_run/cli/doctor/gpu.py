@@ -50,12 +50,14 @@ class Measured:
     """Its row of the report's table; empty if the layout failed."""
 
 
-def too_few(gpus: int) -> Finding:
-    """Return the finding for a machine with too few GPUs to measure anything."""
-    what = "no GPU is visible" if gpus == 0 else "only one GPU is visible, and NCCL needs one for each of two ranks"
-    return Finding(
-        Grade.NOTE, "gpu", f"{what} (device nodes /dev/nvidia*, CUDA_VISIBLE_DEVICES): nothing was measured on GPUs"
-    )
+def too_few(gpus: int) -> Finding | None:
+    """Return what a machine with so few GPUs cannot show; None for two or more."""
+    if gpus > 1:
+        return None
+    text = "only one GPU is visible{}: one rank is measured, which has no peers, so a loss interrupts no communicator"
+    if gpus == 0:
+        text = "no GPU is visible{}: nothing was measured on GPUs"
+    return Finding(Grade.NOTE, "gpu", text.format(" (device nodes /dev/nvidia*, CUDA_VISIBLE_DEVICES)"))
 
 
 def measure(environment: Mapping[str, str], ranks: int, timeout_s: float) -> Iterator[Measured]:
