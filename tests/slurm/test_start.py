@@ -8,9 +8,11 @@ import pytest
 
 from deadpool_run.agent.records.run_record import outcome
 from deadpool_run.agent.slurm.discovery import discover
+from deadpool_run.agent.spec import LaunchSpec, Mode, Target
 from deadpool_run.cli.cluster import slurm_place
-from deadpool_run.cli.cluster.slurm_start import own_command
+from deadpool_run.cli.cluster.slurm_start import agent_environment, own_command
 from deadpool_run.cli.options.resolve import resolve
+from deadpool_run.core.settings import Settings
 from deadpool_run.errors import UsageError
 
 FRONT = Path(__file__).parent / "scripts" / "front.py"
@@ -124,6 +126,20 @@ def test_this_program_is_started_again_as_it_was(monkeypatch):
     assert own_command(["python3", "-I", "-m", "deadpool_run", *words], words)[1:4] == ["-I", "-m", "deadpool_run"]
 
 
+def test_the_environment_of_a_step_has_no_token():
+    spec = LaunchSpec(
+        settings=Settings(world_size=1),
+        target=Target(Mode.PATH, ("train.py",)),
+        nproc_per_node=1,
+        run_id="r",
+        run_dir=Path("/runs/r"),
+    )
+    given = {"DEADPOOL_TOKEN": "x" * 16, "SLURM_NTASKS_PER_NODE": "2", "HOME": "/home/me"}
+    expected = {"HOME": "/home/me", "DEADPOOL_RUN_ID": "r", "DEADPOOL_RUN_DIR": "/runs/r"}
+    assert agent_environment(given, spec, on_stdin=False) == expected
+    assert agent_environment(given, spec, on_stdin=True) == expected | {"DEADPOOL_TOKEN_FILE": "/dev/stdin"}
+
+
 # --- how it ended --------------------------------------------------------------------------------------------------
 
 
@@ -169,6 +185,7 @@ def test_every_node_gets_one_agent_with_a_token_and_the_jobs_code_is_returned(sh
     assert len({agent["endpoint"] for agent in agents}) == 1
     (token,) = {agent["token"] for agent in agents}
     assert len(token) == 64
+    assert not any(token in agent["environment"] for agent in agents)
 
 
 @pytest.mark.parametrize(

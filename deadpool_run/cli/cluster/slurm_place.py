@@ -118,13 +118,14 @@ def srun_command(nodes: int, gpus: int, step_name: str) -> list[str]:
     `--no-kill`, `--kill-on-bad-exit=0` and `--wait=0` keep the step alive after the loss of a node or task. The one task
     of a node starts workers for all its CPUs (`--cpu-bind=none`) and GPUs (`--gpus-per-node`; else it gets as many as the
     job asked for per task). `--mpi=none` switches off the site's MPI. `--export=ALL` overrides a job's `--export=NONE`.
+    `--input=all` gives srun's standard input, the token, to each task.
     """
     return [
         "srun",
         *("--no-kill", "--kill-on-bad-exit=0", "--wait=0"),
         *(f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", "--cpu-bind=none"),
         *((f"--gpus-per-node={gpus}",) if gpus else ()),
-        *("--export=ALL", "--input=none", "--mpi=none", f"--job-name={step_name}"),
+        *("--export=ALL", "--input=all", "--mpi=none", f"--job-name={step_name}"),
     ]
 
 

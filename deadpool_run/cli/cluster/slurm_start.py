@@ -1,7 +1,8 @@
 """Starting an agent on every node of a Slurm allocation with `srun`.
 
 This process passes signals on in the way that does not kill the agents, and exits with the job's exit code; srun itself
-would exit with that of its worst task (measured with Slurm 22.05).
+would exit with that of its worst task (measured with Slurm 22.05). The agents read the job's token from their standard input:
+a site's prolog may log the environment of a step.
 """
 
 import asyncio
@@ -21,6 +22,7 @@ from deadpool_run.cli.cluster.slurm_place import srun_command
 from deadpool_run.errors import UsageError
 
 TOKEN = "DEADPOOL_TOKEN"  # noqa: S105 - the variable's name
+TOKEN_FILE = "DEADPOOL_TOKEN_FILE"  # noqa: S105 - as above
 _TOKEN_BYTES = 32
 _FORWARDED_BY_SRUN = (signal.SIGUSR1, signal.SIGUSR2)
 _SENT_BY_SCANCEL = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
@@ -38,12 +40,14 @@ _PER_TASK = frozenset(
 def start(place: Discovery, nodes: int, words: Sequence[str], environment: Mapping[str, str], spec: LaunchSpec) -> int:
     """Run an agent on each node until the job ends, and return its exit code. Raises `UsageError`.
 
-    `words` are this program's own arguments; every agent gets them too.
+    `words` are this program's own arguments; every agent gets them too, and `environment`. If that names no file with the
+    token, the agents get one on their standard input.
     """
     step_name = f"deadpool-{secrets.token_hex(4)}"
     command = [*srun_command(nodes, place.gpus, step_name), *own_command(sys.orig_argv, words)]
     front = _Front(place.job_id, step_name)
-    code = asyncio.run(front.run(command, agent_environment(environment, spec)))
+    token = b"" if environment.get(TOKEN_FILE) else (environment.get(TOKEN) or secrets.token_hex(_TOKEN_BYTES)).encode()
+    code = asyncio.run(front.run(command, agent_environment(environment, spec, on_stdin=bool(token)), token))
     found = outcome(spec.run_dir)
     if found is None:
         tell(f"cannot read the run's record in {spec.run_dir}: using srun's exit code {code}")
@@ -58,13 +62,11 @@ def own_command(original: Sequence[str], words: Sequence[str], instead: Sequence
     return [sys.executable, *original[1 : len(original) - len(words)], *(words if instead is None else instead)]
 
 
-def agent_environment(environment: Mapping[str, str], spec: LaunchSpec) -> dict[str, str]:
-    """Return the environment of srun and the agents, with a token for this job alone."""
-    return {name: value for name, value in environment.items() if name not in _PER_TASK} | {
-        TOKEN: environment.get(TOKEN) or secrets.token_hex(_TOKEN_BYTES),
-        "DEADPOOL_RUN_ID": spec.run_id,
-        "DEADPOOL_RUN_DIR": str(spec.run_dir),
-    }
+def agent_environment(environment: Mapping[str, str], spec: LaunchSpec, *, on_stdin: bool) -> dict[str, str]:
+    """Return the environment of srun and the agents. It has no token. `on_stdin`: the agents read theirs from standard input."""
+    found = {name: value for name, value in environment.items() if name not in _PER_TASK | {TOKEN}}
+    found |= {"DEADPOOL_RUN_ID": spec.run_id, "DEADPOOL_RUN_DIR": str(spec.run_dir)}
+    return found | ({TOKEN_FILE: "/dev/stdin"} if on_stdin else {})
 
 
 class _Front:
@@ -75,10 +77,13 @@ class _Front:
         self._step_name = step_name
         self._sending: set[asyncio.Task[None]] = set()
 
-    async def run(self, command: Sequence[str], environment: Mapping[str, str]) -> int:
-        """Run srun until it ends, and pass signals on."""
+    async def run(self, command: Sequence[str], environment: Mapping[str, str], given: bytes) -> int:
+        """Run srun until it ends, and pass signals on. `given` is the standard input of every agent."""
         loop = asyncio.get_running_loop()
         srun = await self._start(command, environment)
+        assert srun.stdin is not None
+        srun.stdin.write(given)
+        srun.stdin.close()
         for number in _FORWARDED_BY_SRUN:
             loop.add_signal_handler(number, _forward, srun, number)
         for number in without_ignored_hangup(_SENT_BY_SCANCEL):
@@ -91,7 +96,7 @@ class _Front:
         try:
             # A process group of its own, because srun handles a terminal's Ctrl-C differently.
             return await asyncio.create_subprocess_exec(
-                *command, env=environment, stdin=asyncio.subprocess.DEVNULL, process_group=0
+                *command, env=environment, stdin=asyncio.subprocess.PIPE, process_group=0
             )
         except OSError as error:
             raise UsageError(

@@ -73,9 +73,10 @@ def launch(*, target: Target = None, help_all: HelpAll = False, **given: str | b
     for note in notes:
         tell(note)
     if place is not None and nodes:
-        from deadpool_run.cli.cluster.slurm_start import start  # noqa: PLC0415 - only a batch script needs it
+        from deadpool_run.cli.cluster.slurm_start import TOKEN_FILE, start  # noqa: PLC0415 - only a batch script needs it
 
-        raise typer.Exit(start(place, nodes, sys.argv[1:], os.environ, spec))
+        environment = os.environ | ({TOKEN_FILE: file} if (file := values.text("token_file")) else {})
+        raise typer.Exit(start(place, nodes, sys.argv[1:], environment, spec))
     raise typer.Exit(_start(spec))
 
 

@@ -34,7 +34,8 @@ def agent():
         endpoint=place.endpoint,
         run_dir=str(run_dir),
         run_id=os.environ["DEADPOOL_RUN_ID"],
-        token=os.environ["DEADPOOL_TOKEN"],
+        token=Path(os.environ["DEADPOOL_TOKEN_FILE"]).read_text(),
+        environment="".join(os.environ.values()),
         words=sys.argv[1:],
         gpus=place.gpus,
     )
