@@ -128,9 +128,12 @@ class Restoration:
         return found
 
     def _differences_of_groups(self, name: str, optimizer: OptimizerState, saved: list[list[str]]) -> list[str]:
-        """Return why the groups cannot become those of the snapshot. Training may have appended whole groups."""
+        """Return why the groups cannot become those of the snapshot.
+
+        Training may have appended whole groups, and a script that takes parameters out of a set has another order in each process.
+        """
         live = [[self._names[id(parameter)] for parameter in group] for group in optimizer.members()]
-        if any(then != now for then, now in zip(saved, live, strict=False)):
+        if any(sorted(then) != sorted(now) for then, now in zip(saved, live, strict=False)):
             return [f"{name}: {len(live)} groups here and {len(saved)} in the snapshot, of different parameters"]
         unknown = [each for group in saved for each in group if each not in self._parameters]
         return [f"{name}: trains {each} in the snapshot, which does not exist here" for each in unknown]

@@ -124,7 +124,7 @@ class OptimizerState:
         return [list(group["params"]) for group in self.optimizer.param_groups]
 
     def put_members(self, members: list[list[Tensor]]) -> None:
-        """Make groups of these parameters: drop later groups and parameters with their state, add missing ones.
+        """Make groups of these parameters, in this order: drop later groups and parameters with their state, add missing ones.
 
         `put` sets the hyper-parameters of added groups. Raises `SnapshotError` if the optimizer distributes its parameters
         over the ranks, which cannot be undone.
@@ -141,7 +141,7 @@ class OptimizerState:
         groups = self.optimizer.param_groups
         del groups[len(members) :]
         for parameters, group in zip(members, groups, strict=False):
-            group["params"] = list(parameters)
+            group["params"][:] = parameters  # in place: `LBFGS` has a reference
         kept = {id(parameter) for parameters in members for parameter in parameters}
         for parameters in live:
             for parameter in parameters:

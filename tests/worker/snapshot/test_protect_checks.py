@@ -250,6 +250,33 @@ def test_groups_that_came_later_come_and_go_with_the_version(snapshots):
     assert model[1].weight.requires_grad
 
 
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.LBFGS])
+def test_parameters_in_another_order_get_that_of_the_snapshot(snapshots, kind):
+    """A set orders parameters by their addresses, which differ in each process."""
+    model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
+    optimizer = kind(model.parameters(), lr=0.1)
+    snapshots.protect("model", model)
+    snapshots.protect("optimizer", optimizer)
+
+    def step():
+        def loss():
+            optimizer.zero_grad()
+            (value := (model(torch.ones(2)) * torch.tensor([1.0, 3.0])).pow(2).sum()).backward()
+            return value
+
+        optimizer.step(loss)
+
+    step()
+    snapshots.capture_now(2)
+    step()
+    expected = [parameter.detach().clone() for parameter in model.parameters()]
+    optimizer.param_groups[0]["params"].reverse()
+    snapshots.restore(2)
+    assert optimizer.param_groups[0]["params"] == list(model.parameters())
+    step()
+    assert all(map(torch.equal, model.parameters(), expected))
+
+
 def test_groups_of_other_parameters_are_refused(snapshots):
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     optimizer = torch.optim.SGD(model[0].parameters(), lr=0.1)
