@@ -140,8 +140,8 @@ class Storage:
         return {name for name in alive if self.have_all({name}, self._newest_committed)}
 
     def is_protected(self) -> bool:
-        """Tell whether a version is committed that is not older than the last resume: replaced ranks hold no older ones."""
-        return self.committed() >= self.resumed
+        """Tell whether a version is safe that is not older than the last resume, nor than one that was safe: ranks may hold no older ones."""
+        return self.committed() >= max(self.resumed, self.known_committed())
 
     def needs(self, name: str, known: Collection[str]) -> bool:
         """Tell whether the loss of this node, besides lost nodes or one other known node, would lose every whole version."""

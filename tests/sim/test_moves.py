@@ -48,7 +48,7 @@ def test_leaders_are_lost_while_ranks_move():
     assert sum(len(job.terms) > 1 and bool(job.moves) for job in jobs) > 3
 
 
-@pytest.mark.parametrize("seed", [1007, 1605, 1776])
+@pytest.mark.parametrize("seed", [1007, 1119, 1605, 1776, 2482])
 def test_seeds_that_found_bugs(seed):
     run(seed, node_moves_simulation)
 

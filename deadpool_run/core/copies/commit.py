@@ -98,9 +98,12 @@ class Commits:
         """Whether every transcript is safe now, and some version for all ranks.
 
         A version before the one that the ranks resumed from does not count: replaced ranks do not hold it, so it is about to go.
+        Nor does one before the committed version, which new buddies may have: ranks may have overwritten it.
         """
         newest = max((version for version, count in self._count.items() if count == self._world_size), default=_NONE)
-        return self._transcripts == self._world_size and newest > _NONE and newest >= self._resumed
+        return (
+            self._transcripts == self._world_size and newest > _NONE and newest >= max(self._resumed, self._committed)
+        )
 
     def _forget_safe(self) -> None:
         self._safe = [_Safe()] * self._world_size

@@ -49,6 +49,16 @@ def test_what_was_committed_stays_so_when_buddies_change():
     assert made.protected
 
 
+def test_what_is_older_than_the_committed_version_protects_nothing():
+    """A new buddy got it from an owner that had not heard of the commit; the other rank has overwritten it."""
+    made = commits((0, 1), (0, 1))
+    made.replaced(Rank(0))
+    made.safe(Rank(0), (Version(0),), True, 1)
+    assert not made.protected
+    made.safe(Rank(0), (Version(0), Version(1)), True, 1)
+    assert made.protected
+
+
 def test_a_world_is_protected_when_every_transcript_is_safe_as_well():
     made = commits((0,), (0,))
     assert made.protected
