@@ -1,4 +1,4 @@
-"""The script of `big_state.py`: DDP on linear layers. Their weights and optimizer state have the given size.
+"""The script of `big_state.py` and `nodes.py --mib`: DDP or FSDP2 on linear layers, with a state of the given size in each rank.
 
 A replacement appends a line for each part of its rehearsal to a file in the step log's folder: the part, the time of its
 end, and the CPU time until then.
@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import deadpool_run as deadpool
@@ -23,10 +24,17 @@ def now() -> str:
     return f"{time.monotonic_ns()},{time.process_time_ns()}"
 
 
+def sharded(network: nn.Sequential) -> nn.Module:
+    for layer in network:
+        fully_shard(layer)
+    return fully_shard(network)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--step-log", type=Path, required=True)
     parser.add_argument("--mib", type=int, required=True, help="state per rank, in MiB")
+    parser.add_argument("--parallel", choices=("ddp", "fsdp2"), default="ddp")
     args = parser.parse_args()
     began = now()
     job = deadpool.init()
@@ -39,10 +47,11 @@ def main() -> None:
     mark("script", began)
     mark("init")
     torch.manual_seed(0)
-    layers = (nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(round(args.mib * 2**20 / STATE_BYTES)))
+    share = 1 if args.parallel == "ddp" else job.world_size
+    layers = (nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(round(share * args.mib * 2**20 / STATE_BYTES)))
     network = nn.Sequential(*layers)
     mark("model")
-    model = DistributedDataParallel(network)
+    model = DistributedDataParallel(network) if args.parallel == "ddp" else sharded(network)
     mark("DDP")
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
     job.protect(model=model, optimizer=optimizer)

@@ -1,6 +1,6 @@
 """The interruption of training when a machine is lost: deadpool-run with a spare machine, and torchrun --nnodes=2:3.
 
-    python tests/bench/nodes.py [--losses 10] [--torchrun-losses 5] [--spare-mode warm] [--mib 512] [--quick]
+    python tests/bench/nodes.py [--losses 10] [--torchrun-losses 5] [--spare-mode warm] [--mib 512] [--parallel ddp] [--quick]
 
 Three network namespaces are the machines, and two of them have ranks. A machine is lost in one of three ways:
 
@@ -14,9 +14,10 @@ next spare machine. Every machine with ranks can be lost, also the leader's. Onl
 since that ends the job. With --spare-mode hot, the lost machine is the one whose rank the spare machine has rehearsed.
 torchrun's script writes a checkpoint after every step.
 
-Before the losses, four ranks on two machines train without a loss. The commit latency of a snapshot is the time from the end of
-the last rank's step until `status`, polled every 50 ms, shows the version as committed. With --mib the model is linear
-layers under DDP with a state of that size in each rank, and torchrun is left out.
+Before the losses, two machines with two ranks each train without a loss. The commit latency of a snapshot is the time from the
+end of the last rank's step until `status`, polled every 50 ms, shows the version as committed. With --mib the model is linear
+layers under DDP or FSDP2 with a state of that size in each rank, each machine has one rank all the time, and torchrun is left
+out.
 """
 
 import argparse
@@ -81,6 +82,7 @@ def options() -> argparse.Namespace:
         "--size", default="small", help="size of recipes/gpt; small has a state of 38 MiB, with the optimizer"
     )
     parser.add_argument("--mib", type=int, default=0, help="state per rank, with linear layers in place of recipes/gpt")
+    parser.add_argument("--parallel", choices=("ddp", "fsdp2"), default="ddp", help="with --mib")
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--spare-mode", choices=("warm", "hot"), default="warm", help="spare mode of the spare machine")
@@ -99,7 +101,8 @@ def options() -> argparse.Namespace:
 def deadpool(args: argparse.Namespace, home: Path, hosts: Hosts, nproc: int, *script: object, spares: int = 1) -> Fleet:
     """Return a run of recipes/gpt, or of a large state, under deadpool-run on all hosts. `spares` of them are spare."""
     gpt = ("--size", args.size, "--batch", args.batch, "--steps", FOREVER, *script, "--digest-dir", home / "digests")
-    training = (BIG_STATE, "--mib", args.mib) if args.mib else (GPT, *gpt)
+    big = (BIG_STATE, "--mib", args.mib, "--parallel", args.parallel)
+    training = big if args.mib else (GPT, *gpt)
 
     def command(host: int, endpoint: str) -> Sequence[object]:
         return (
@@ -287,12 +290,12 @@ def _lose_under_torchrun(run: Fleet, hosts: Hosts, host: int) -> Loss:
 
 
 def snapshots(args: argparse.Namespace, home: Path) -> dict[str, dict[str, float]]:
-    """Return, for each layout of 4 ranks on 2 machines, the bytes sent per snapshot and the commit latency."""
+    """Return, for each layout on 2 machines, the bytes sent per snapshot, the commit latency and the time of a step."""
     found = {}
-    for layout in LAYOUTS[:1] if args.mib else LAYOUTS:
+    for layout in (args.parallel,) if args.mib else LAYOUTS:
         hosts = Hosts(2)
         try:
-            with deadpool(args, home / layout, hosts, 2, "--parallel", layout, spares=0) as run:
+            with deadpool(args, home / layout, hosts, 1 if args.mib else 2, "--parallel", layout, spares=0) as run:
                 found[layout] = _commits(run, QUICK_SNAPSHOTS if args.quick else SNAPSHOTS)
             print(f"  {layout}: {found[layout]['sent_mib_per_snapshot']:.1f} MiB a snapshot", flush=True)
         finally:
@@ -323,7 +326,9 @@ def _commits(run: Fleet, count: int) -> dict[str, float]:
         (at - ends[version]) / 1e9 for version, (_, at) in [*seen.items()][1:]
     ]  # the first was committed before `seen`
     steps = [later - earlier for earlier, later in pairwise(sorted(seen))]
+    pairs = pairwise(sorted(ends.values()))
     return {
+        "step_p50_s": median((later - earlier) / 1e9 for earlier, later in pairs),
         "sent_mib_per_snapshot": (last - first) / (len(seen) - 1) / MIB,
         "latency_p50_s": median(latencies),
         "latency_max_s": max(latencies),
@@ -427,13 +432,19 @@ def main() -> int:
         [
             layout,
             f"{each['sent_mib_per_snapshot']:.1f}",
-            *(_ms(each[name]) for name in ("latency_p50_s", "latency_max_s")),
+            *(_ms(each[name]) for name in ("step_p50_s", "latency_p50_s", "latency_max_s")),
             f"{each['steps_per_snapshot_p50']:g}",
         ]
         for layout, each in values["snapshots"].items()
     ]
-    titles = ["MiB sent per snapshot", "commit latency, ms, p50", "max", "steps between snapshots, p50"]
-    table([["4 ranks on 2 machines, sum of all ranks", *titles], *rows])
+    titles = [
+        "MiB sent per snapshot",
+        "step, ms, p50",
+        "commit latency, ms, p50",
+        "max",
+        "steps between snapshots, p50",
+    ]
+    table([[f"{2 if args.mib else 4} ranks on 2 machines, sum of all ranks", *titles], *rows])
     result("nodes", {"parameters": vars(args), "results": values})
     return 0
 
