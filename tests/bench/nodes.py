@@ -289,13 +289,18 @@ def _lose_under_torchrun(run: Fleet, hosts: Hosts, host: int) -> Loss:
 # --- snapshots -------------------------------------------------------------------------------------------------------
 
 
+def commit_ranks(args: argparse.Namespace) -> int:
+    """Return the number of ranks on each machine while commits are measured; a large state has one, as in the losses."""
+    return 1 if args.mib else 2
+
+
 def snapshots(args: argparse.Namespace, home: Path) -> dict[str, dict[str, float]]:
     """Return, for each layout on 2 machines, the bytes sent per snapshot, the commit latency and the time of a step."""
     found = {}
     for layout in (args.parallel,) if args.mib else LAYOUTS:
         hosts = Hosts(2)
         try:
-            with deadpool(args, home / layout, hosts, 1 if args.mib else 2, "--parallel", layout, spares=0) as run:
+            with deadpool(args, home / layout, hosts, commit_ranks(args), "--parallel", layout, spares=0) as run:
                 found[layout] = _commits(run, QUICK_SNAPSHOTS if args.quick else SNAPSHOTS)
             print(f"  {layout}: {found[layout]['sent_mib_per_snapshot']:.1f} MiB a snapshot", flush=True)
         finally:
@@ -444,7 +449,7 @@ def main() -> int:
         "max",
         "steps between snapshots, p50",
     ]
-    table([[f"{2 if args.mib else 4} ranks on 2 machines, sum of all ranks", *titles], *rows])
+    table([[f"{2 * commit_ranks(args)} ranks on 2 machines, sum of all ranks", *titles], *rows])
     result("nodes", {"parameters": vars(args), "results": values})
     return 0
 

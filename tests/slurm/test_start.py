@@ -10,7 +10,7 @@ from deadpool_run.agent.records.run_record import outcome
 from deadpool_run.agent.slurm.discovery import discover
 from deadpool_run.agent.spec import LaunchSpec, Mode, Target
 from deadpool_run.cli.cluster import slurm_place
-from deadpool_run.cli.cluster.slurm_start import agent_environment, own_command
+from deadpool_run.cli.cluster.slurm_start import agent_environment, own_command, start
 from deadpool_run.cli.options.resolve import resolve
 from deadpool_run.core.settings import Settings
 from deadpool_run.errors import UsageError
@@ -23,6 +23,13 @@ BATCH = {
     "SLURM_JOB_NODELIST": "n[1-3]",
     "SLURM_GPUS_ON_NODE": "8",
 }
+SPEC = LaunchSpec(
+    settings=Settings(world_size=1),
+    target=Target(Mode.PATH, ("train.py",)),
+    nproc_per_node=1,
+    run_id="r",
+    run_dir=Path("/runs/r"),
+)
 STEP = BATCH | {"SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_NODEID": "1", "SLURMD_NODENAME": "n2"}
 
 
@@ -127,17 +134,16 @@ def test_this_program_is_started_again_as_it_was(monkeypatch):
 
 
 def test_the_environment_of_a_step_has_no_token():
-    spec = LaunchSpec(
-        settings=Settings(world_size=1),
-        target=Target(Mode.PATH, ("train.py",)),
-        nproc_per_node=1,
-        run_id="r",
-        run_dir=Path("/runs/r"),
-    )
     given = {"DEADPOOL_TOKEN": "x" * 16, "SLURM_NTASKS_PER_NODE": "2", "HOME": "/home/me"}
     expected = {"HOME": "/home/me", "DEADPOOL_RUN_ID": "r", "DEADPOOL_RUN_DIR": "/runs/r"}
-    assert agent_environment(given, spec, on_stdin=False) == expected
-    assert agent_environment(given, spec, on_stdin=True) == expected | {"DEADPOOL_TOKEN_FILE": "/dev/stdin"}
+    assert agent_environment(given, SPEC) == expected | {"DEADPOOL_TOKEN_FILE": "/dev/stdin"}
+    file = {"DEADPOOL_TOKEN_FILE": "/home/me/token"}
+    assert agent_environment(given | file, SPEC) == expected | file
+
+
+def test_a_token_that_can_be_guessed_is_refused_before_srun_is_started():
+    with pytest.raises(UsageError, match="DEADPOOL_TOKEN has 5 bytes"):
+        start(discover(BATCH), 3, (), {"DEADPOOL_TOKEN": "short"}, SPEC)
 
 
 # --- how it ended --------------------------------------------------------------------------------------------------

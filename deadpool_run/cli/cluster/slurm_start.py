@@ -19,6 +19,7 @@ from deadpool_run.agent.slurm.command import run_command
 from deadpool_run.agent.slurm.discovery import Discovery
 from deadpool_run.agent.spec import LaunchSpec
 from deadpool_run.cli.cluster.slurm_place import srun_command
+from deadpool_run.cli.options.machine import find_token
 from deadpool_run.errors import UsageError
 
 TOKEN = "DEADPOOL_TOKEN"  # noqa: S105 - the variable's name
@@ -46,8 +47,7 @@ def start(place: Discovery, nodes: int, words: Sequence[str], environment: Mappi
     step_name = f"deadpool-{secrets.token_hex(4)}"
     command = [*srun_command(nodes, place.gpus, step_name), *own_command(sys.orig_argv, words)]
     front = _Front(place.job_id, step_name)
-    token = b"" if environment.get(TOKEN_FILE) else (environment.get(TOKEN) or secrets.token_hex(_TOKEN_BYTES)).encode()
-    code = asyncio.run(front.run(command, agent_environment(environment, spec, on_stdin=bool(token)), token))
+    code = asyncio.run(front.run(command, agent_environment(environment, spec), _token(environment)))
     found = outcome(spec.run_dir)
     if found is None:
         tell(f"cannot read the run's record in {spec.run_dir}: using srun's exit code {code}")
@@ -62,11 +62,18 @@ def own_command(original: Sequence[str], words: Sequence[str], instead: Sequence
     return [sys.executable, *original[1 : len(original) - len(words)], *(words if instead is None else instead)]
 
 
-def agent_environment(environment: Mapping[str, str], spec: LaunchSpec, *, on_stdin: bool) -> dict[str, str]:
-    """Return the environment of srun and the agents. It has no token. `on_stdin`: the agents read theirs from standard input."""
+def agent_environment(environment: Mapping[str, str], spec: LaunchSpec) -> dict[str, str]:
+    """Return the environment of srun and the agents. It names the file with the token, and has no token."""
     found = {name: value for name, value in environment.items() if name not in _PER_TASK | {TOKEN}}
-    found |= {"DEADPOOL_RUN_ID": spec.run_id, "DEADPOOL_RUN_DIR": str(spec.run_dir)}
-    return found | ({TOKEN_FILE: "/dev/stdin"} if on_stdin else {})
+    token_file = environment.get(TOKEN_FILE) or "/dev/stdin"
+    return found | {TOKEN_FILE: token_file, "DEADPOOL_RUN_ID": spec.run_id, "DEADPOOL_RUN_DIR": str(spec.run_dir)}
+
+
+def _token(environment: Mapping[str, str]) -> bytes:
+    """Return the user's token, else one for this job alone; nothing if the agents read it from a file. Raises `UsageError`."""
+    if environment.get(TOKEN_FILE):
+        return b""
+    return find_token("", environment) if environment.get(TOKEN) else secrets.token_hex(_TOKEN_BYTES).encode()
 
 
 class _Front:

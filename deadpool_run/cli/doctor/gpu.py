@@ -52,12 +52,13 @@ class Measured:
 
 def too_few(gpus: int) -> Finding | None:
     """Return what a machine with so few GPUs cannot show; None for two or more."""
-    if gpus > 1:
-        return None
-    text = "only one GPU is visible{}: one rank is measured, which has no peers, so a loss interrupts no communicator"
+    where = "(device nodes /dev/nvidia*, CUDA_VISIBLE_DEVICES)"
     if gpus == 0:
-        text = "no GPU is visible{}: nothing was measured on GPUs"
-    return Finding(Grade.NOTE, "gpu", text.format(" (device nodes /dev/nvidia*, CUDA_VISIBLE_DEVICES)"))
+        return Finding(Grade.NOTE, "gpu", f"no GPU is visible {where}: nothing was measured on GPUs")
+    if gpus == 1:
+        alone = "one rank is measured, which has no peers, so a loss interrupts no communicator"
+        return Finding(Grade.NOTE, "gpu", f"only one GPU is visible {where}: {alone}")
+    return None
 
 
 def measure(environment: Mapping[str, str], ranks: int, timeout_s: float) -> Iterator[Measured]:

@@ -57,14 +57,13 @@ class OwnSlots:
             return found
 
     def mapped(self, rank: Rank, held: Held, fd: int) -> mmap.mmap:
-        """Return a mapping of a slot's memory. It is kept: the page faults of a new one cost as much as half of the copying."""
+        """Return a mapping of a slot's memory. It is kept, since each new one would cost page faults."""
         status = os.fstat(fd)
         with self._lock:
-            before, mapped = self._mapped.get((rank, held.slot), (None, None))
-            if mapped is None or before is None or not os.path.samestat(before, status) or len(mapped) < held.nbytes:
-                mapped = mmap.mmap(fd, status.st_size, prot=mmap.PROT_READ)
-                self._mapped[rank, held.slot] = status, mapped
-            return mapped
+            kept = self._mapped.get((rank, held.slot))
+            if kept is None or not os.path.samestat(kept[0], status) or len(kept[1]) < held.nbytes:
+                kept = self._mapped[rank, held.slot] = status, mmap.mmap(fd, status.st_size, prot=mmap.PROT_READ)
+            return kept[1]
 
     def forget(self, rank: Rank) -> None:
         """Free what is kept of a rank that does not live here any more."""

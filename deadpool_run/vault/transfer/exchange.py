@@ -153,7 +153,7 @@ class Incoming:
         with self._space(chunk) as target, source.view[place : place + len(target)] as found:
             if len(found) != len(target):
                 return False
-            target[:] = found  # from mapped memory: `preadv` takes more than twice the time
+            target[:] = found  # between mappings: cheaper than `preadv`
             if self._digests.hasher.chunk(target) != digest:
                 return False
             self._arrived(chunk, target)

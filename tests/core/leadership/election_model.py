@@ -133,8 +133,7 @@ class World:
         elif what == "beat":
             self._beat(node)
         else:
-            due = self.hosts[node].due
-            assert due is not None and due <= self.local(node), "times are rounded: use whole numbers"  # noqa: PT018
+            assert self.hosts[node].due <= self.local(node), "times are rounded: use whole numbers"
             self.handle(node, el.Tick())
             due = self.hosts[node].due
             if due is not None and due <= self.local(node):

@@ -109,8 +109,8 @@ def late() -> World:
     world = found(2, claims=True)
     a, h = world.hosts["a"], world.hosts["h"]
     assert len(a.agent.configurations) == 1
-    world.run(h.beat_at - T / 80)
-    world.apply(("hold", (("h", "a"),), T * 15 / 80))
+    world.run(h.beat_at - 0.0125 * T)
+    world.apply(("hold", (("h", "a"),), 0.1875 * T))
     world.run(world.now + 0.2 * T)
     return world
 
