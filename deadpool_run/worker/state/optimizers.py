@@ -141,7 +141,10 @@ class OptimizerState:
         groups = self.optimizer.param_groups
         del groups[len(members) :]
         for parameters, group in zip(members, groups, strict=False):
-            group["params"][:] = parameters  # in place: `LBFGS` has a reference
+            if isinstance(group["params"], list):
+                group["params"][:] = parameters  # in place: `LBFGS` has a reference
+            else:  # a script has put a tuple there
+                group["params"] = list(parameters)
         kept = {id(parameter) for parameters in members for parameter in parameters}
         for parameters in live:
             for parameter in parameters:

@@ -277,6 +277,16 @@ def test_parameters_in_another_order_get_that_of_the_snapshot(snapshots, kind):
     assert all(map(torch.equal, model.parameters(), expected))
 
 
+def test_parameters_in_a_tuple_are_brought_into_order_too(snapshots):
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    snapshots.protect("optimizer", optimizer)
+    trained(snapshots, model)
+    optimizer.param_groups[0]["params"] = tuple(reversed(list(model.parameters())))
+    snapshots.restore(2)
+    assert list(optimizer.param_groups[0]["params"]) == list(model.parameters())
+
+
 def test_groups_of_other_parameters_are_refused(snapshots):
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     optimizer = torch.optim.SGD(model[0].parameters(), lr=0.1)
