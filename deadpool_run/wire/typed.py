@@ -4,6 +4,7 @@ Text from a file or a network is not trusted: every value is checked before anyt
 """
 
 import json
+import threading
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -19,6 +20,19 @@ class _AnyMessage(msgspec.Struct):
 
 
 _ENCODER = msgspec.json.Encoder()
+_DESCRIBING = threading.Lock()
+_described: set[Any] = set()
+
+
+def _describe(kind: Any) -> None:
+    """Have msgspec describe a class to itself, in one thread at a time: two that do so at once crash the process.
+
+    It keeps the descriptions of all dataclasses and structs in it.
+    """
+    if kind not in _described:
+        with _DESCRIBING:
+            msgspec.json.Decoder(kind)
+            _described.add(kind)
 
 
 def to_json(thing: Any) -> bytes:
@@ -35,7 +49,8 @@ def to_plain(thing: Any) -> Any:
 
 
 def from_plain(kind: type[T], parts: Any) -> T:
-    """Return what `to_plain` was given. Raises `ProtocolError`."""
+    """Return what `to_plain` was given. Raises `ProtocolError`. Any thread."""
+    _describe(kind)
     try:
         return msgspec.convert(parts, kind, str_keys=True)
     except (ValueError, RecursionError) as error:
@@ -66,6 +81,7 @@ class Decoder(Generic[T]):
         """Prepare the decoder. `name` says in errors what was expected."""
         self._kind = kind
         self._name = name
+        _describe(kind)
         self._decoder: msgspec.json.Decoder[T] = msgspec.json.Decoder(kind)
 
     def decode(self, text: bytes) -> T:
@@ -87,6 +103,7 @@ class Decoder(Generic[T]):
 
 def _class_named_in(text: bytes) -> str:
     """Return the class that the text names, or the beginning of a text that names none."""
+    _describe(_AnyMessage)
     try:
         return msgspec.json.decode(text, type=_AnyMessage).type[:80]
     except (ValueError, RecursionError):

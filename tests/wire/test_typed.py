@@ -1,6 +1,8 @@
 """JSON is decoded to what was encoded, and refused for any value that is wrong, however deep."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -109,3 +111,29 @@ def test_a_class_with_one_field_and_one_with_none():
     assert typed.to_plain(peers.PreemptionNotice()) == {"type": "PreemptionNotice"}
     assert typed.to_plain(peers.Void("a")) == {"type": "Void", "attempt": "a"}
     assert typed.to_plain(Place("n"))["name"] == "n"
+
+
+THREADS = """
+import dataclasses, sys, threading
+from deadpool_run.wire.typed import from_plain
+
+sys.setswitchinterval(1e-6)
+PART = {f"field{n}": n for n in range(20)}
+WHOLE = dict.fromkeys(PART, PART)
+for _ in range(200):
+    part = dataclasses.make_dataclass("Part", [(name, int) for name in PART])
+    whole = dataclasses.make_dataclass("Whole", [(name, part) for name in WHOLE])
+    together = threading.Barrier(4)
+    threads = [threading.Thread(target=lambda: (together.wait(), from_plain(whole, WHOLE))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+print("done")
+"""
+"""Converts classes for the first time in several threads at once, as a checkpointer does with the manifests of its ranks."""
+
+
+def test_threads_may_convert_to_a_class_for_the_first_time_at_once():
+    done = subprocess.run([sys.executable, "-c", THREADS], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
