@@ -20,6 +20,8 @@ from deadpool_run.vault.transfer import chunks, receiver
 
 RANKS = 4
 SKIP = 0.1
+_STEP_S = 0.2
+"""The time of a step while nothing is reported."""
 BODY_BYTES = 12 * KIB
 
 
@@ -127,10 +129,10 @@ class Job:
         self.truth[rank][version] = self.tokens
         node.capture(rank, version, slot=slot, body=body(rank, version, self.tokens))
 
-    def train(self):
+    def train(self, chance=(0.5, 1.0, 1.0)):
         """All end a step; a loss may come when only some have captured it."""
         self.step += 1
-        ranks = [rank for rank in range(RANKS) if self.rng.random() < self.rng.choice((0.5, 1.0, 1.0))]
+        ranks = [rank for rank in range(RANKS) if self.rng.random() < self.rng.choice(chance)]
         for rank in ranks:
             self.capture(rank, self.step)
 
@@ -140,9 +142,17 @@ class Job:
             await off(os.sched_yield)
 
     async def until_protected(self):
-        while not self.commits.protected:
-            self.reported.clear()
-            await asyncio.wait_for(self.reported.wait(), LIMIT_S)
+        """Train until the next loss is survived: at once, or once the copies of the repair's version are made."""
+        for _ in range(self.rng.choice((0, 0, 1, 3))):
+            self.train(chance=(1.0,))
+            await self.let_run()
+        async with asyncio.timeout(LIMIT_S):
+            while not self.commits.protected:
+                self.reported.clear()
+                try:
+                    await asyncio.wait_for(self.reported.wait(), _STEP_S)
+                except TimeoutError:
+                    self.train(chance=(1.0,))
 
     # --- losses --------------------------------------------------------------------------------------------------
 

@@ -145,6 +145,16 @@ class _Held:
             for timeline, versions in self.owners.values()
         )
 
+    def urgency(self, group: Group, version: Version) -> tuple[bool, bool, Version]:
+        """Order versions of which one is to become whole next: that which all owners have, else the newest.
+
+        A replaced rank may be ahead: the others capture a newer version only once that of the repair is committed.
+        """
+        newest = max((timeline for timeline, _ in self.owners.values()), default=0)
+        owners = [self.owners.get(rank, (0, frozenset[Version]())) for rank in group]
+        everyone = all(timeline == newest and version in versions for timeline, versions in owners)
+        return not self.never_whole(version), everyone, version
+
 
 class Parities:
     """The parities of a node. All methods are thread-safe; `lock` is that of the node's copies."""
@@ -185,8 +195,7 @@ class Parities:
     def offered(self, put: Put, version: Version, home: Peer) -> tuple[Parity, ParityPart] | None:
         """Return the parity for a rank's snapshot, and its part, for `ended`. None: another version is under way, or this one will never be whole.
 
-        A version that is not whole is given up for a newer one: owners capture that only when nobody needs the older one.
-        Raises `NoMemoryError`.
+        A version that is not whole is given up for a more urgent one. Raises `NoMemoryError`.
         """
         rank, group = put.rank, put.group
         with self._lock:
@@ -198,8 +207,8 @@ class Parities:
                 parity = part = None
             if part is None or not part.whole:
                 partial = [each for each in held.parities.values() if not each.is_whole and each is not parity]
-                newer = any(each.version > version and not held.never_whole(each.version) for each in partial)
-                if newer or held.never_whole(version):
+                first = max((held.urgency(group, each.version) for each in partial), default=None)
+                if held.never_whole(version) or (first is not None and first > held.urgency(group, version)):
                     return None
                 for each in partial:
                     self._drop(each)
@@ -315,9 +324,13 @@ class Parities:
             self._changed.notify_all()
 
     def open(self, rank: Rank, version: Version) -> Parity | None:
-        """Return the whole parity of this version for `shut`; None if there is none."""
+        """Return the whole parity of this version for `shut`; None if there is none.
+
+        That of the rank's present group comes first: ranks of an older one may have been lost together.
+        """
         with self._lock:
-            found = next((each for each in self._of(rank) if each.version == version and each.is_whole), None)
+            whole = [each for each in self._of(rank) if each.version == version and each.is_whole]
+            found = max(whole, key=lambda each: each.group == self._present.get(rank), default=None)
             if found is not None:
                 found.users += 1
             return found

@@ -19,7 +19,7 @@ class Retention:
         self._committed: int = EMPTY
         """The newest version that was ever committed, unless the ranks resumed from an older one."""
         self._abandoned: frozenset[int] = frozenset()
-        self._resumed: int = EMPTY
+        self.resumed: int = EMPTY
         """The version from which the ranks resumed last."""
 
     def committed(self, newest: Version | None, abandoned: Collection[int]) -> None:
@@ -29,11 +29,11 @@ class Retention:
 
     def discard_above(self, version: Version) -> None:
         """Note that the ranks resume from this version."""
-        self._committed, self._resumed = min(self._committed, version), version
+        self._committed, self.resumed = min(self._committed, version), version
 
     def renew(self) -> None:
         """Begin a generation: nothing is committed."""
-        self._committed, self._abandoned, self._resumed = EMPTY, frozenset(), EMPTY
+        self._committed, self._abandoned, self.resumed = EMPTY, frozenset(), EMPTY
 
     def may_need(self, version: Version) -> bool:
         """Return whether another loss may bring the ranks back to this version, although their nodes do not all have it.
@@ -42,9 +42,9 @@ class Retention:
         Some fetch that version itself now, although they offer copies of others. A new leader may list it, or the committed
         version, as abandoned: they count.
         """
-        if not self._committed <= version <= self._resumed:
+        if not self._committed <= version <= self.resumed:
             return False
-        return version == self._resumed or self._committed in (version, EMPTY) or version not in self._abandoned
+        return version == self.resumed or self._committed in (version, EMPTY) or version not in self._abandoned
 
     def kept(self, here: Collection[Identity], held: Collection[Identity]) -> set[Identity]:
         """Return which of a rank's versions here are kept, of an owner that holds these: its own, and some that may be needed.

@@ -207,8 +207,10 @@ class ReplicationLink:
         return None
 
     def _urgency(self, held: Held) -> tuple[bool, Version]:
-        """Order by version; for a buddy without any, the committed version is first, because no rank may lose it."""
-        return self._known.last is None and held.version == self._shared.vault.committed(), held.version
+        """Order by version; for a buddy without any, the version that all ranks have is first: no rank may lose it."""
+        committed, resumed = self._shared.vault.committed(), self._shared.replicas.retention.resumed
+        common = resumed if committed is None else max(committed, resumed)
+        return self._known.last is None and held.version == common, held.version
 
     def _deliver(self, offer: _Offer) -> bool:
         """Send the chunks that the buddy does not have. False: try again later. Raises OSError and `ProtocolError`."""

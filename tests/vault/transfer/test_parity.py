@@ -115,6 +115,22 @@ async def test_a_version_that_a_rank_passed_over_is_given_up():
 
 
 @in_loop
+async def test_a_replaced_rank_that_is_ahead_does_not_keep_the_others_from_the_version_they_all_have():
+    async with grouped() as (owners, holder, _):
+        for rank, owner in enumerate(owners):
+            owner.replicator.set_buddies({})
+            owner.committed(8)
+            for version in (9, 10) if rank == 2 else (8, 9):  # a replacement has no version before that of the repair
+                owner.capture(rank, version, body=body(rank, version))
+        owners[2].replicator.set_buddies({Rank(2): (holder.peer,)}, [GROUP])
+        await owners[2].until(lambda: owners[2].told.get(2) == ((), True, 0))
+        for rank in (0, 1):
+            owners[rank].replicator.set_buddies({Rank(rank): (holder.peer,)}, [GROUP])
+        for rank, owner in enumerate(owners):
+            await owner.until(lambda owner=owner, rank=rank: 9 in owner.told.get(rank, ((),))[0])
+
+
+@in_loop
 async def test_two_lost_ranks_of_a_group_are_not_invented():
     async with protected() as (owners, holder, new):
         await owners[2].close()
@@ -122,6 +138,24 @@ async def test_two_lost_ranks_of_a_group_are_not_invented():
         failure = await new.fetch(0, 7, holder.peer)
         assert "snapshot 7 of rank 2, which shares the parity, did not come from c" in failure
         assert new.vault.held(Rank(0)) == ()
+
+
+@in_loop
+async def test_a_rank_is_computed_from_the_parity_of_its_present_group():
+    async with grouped() as (owners, holder, new):
+        capture(owners, 7)
+        await until_safe(owners, 7)
+        present = (Rank(1), Rank(2))
+        holder.replicator.keep(GROUP, [present])
+        for rank in present:
+            owners[rank].replicator.set_buddies({rank: (holder.peer,)}, [present])
+        for rank in present:
+            await owners[rank].until_safe(rank, 7)
+        await owners[0].close()
+        await owners[1].close()
+        assert await new.seat(1, holder.peer) is None
+        assert await new.fetch(1, 7, holder.peer) is None, "the parity of all three lacks two of them"
+        assert new.body(1, 7) == body(1, 7)
 
 
 @in_loop

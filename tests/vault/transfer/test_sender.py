@@ -90,6 +90,19 @@ async def test_a_new_buddy_gets_the_committed_version_first():
 
 
 @in_loop
+async def test_after_a_repair_a_buddy_gets_the_version_of_the_repair_first():
+    async with Pair() as (owner, buddy):
+        owner.committed(3)
+        owner.replicator.discard_above(1, Version(4))
+        owner.capture(0, 4)
+        owner.capture(0, 5)  # of a replaced rank, which has no version 3: the others cannot capture 5 yet
+        offer = await begin(owner, buddy)
+        assert offer.version == 4
+        await buddy.accepts(offer)
+        assert (await off(buddy.offered)).version == 5
+
+
+@in_loop
 async def test_a_waiting_version_is_replaced_by_a_newer_one_and_never_sent():
     async with Pair() as (owner, buddy):
         owner.capture(0, 1)
