@@ -34,6 +34,7 @@ class Breakage:
         """Bring the host back. A host that was cut off has ended its workers before."""
         if self._how in {"power", "agent"}:
             self._job.restart(self._host)
+            self._job.wait_output(self._host, "joined run")  # until then the job may count on the host as it was
         elif self._how == "freeze":
             self._job.agents[self._host].everything(signal.SIGCONT)
         else:
