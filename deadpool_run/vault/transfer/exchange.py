@@ -11,8 +11,8 @@ of-th block in this way, on threads of its own. Everything but the chunks themse
 vouch for the chunks.
 
 Ranks of a replicated model (DDP, the replicate dimension of HSDP) have the same bytes in their snapshots. So has a rank from
-one snapshot to the next, in weights that it does not train. The digests show this; no option declares it. Whatever was copied or
-received is hashed, so that memory which changes meanwhile does no harm.
+one snapshot to the next, in weights that it does not train. The digests show this; no option declares it. What was received
+is hashed. What was copied is not: it counts only if its source still has the same token after the copy.
 """
 
 import hmac
@@ -138,7 +138,7 @@ class Incoming:
             found = [
                 chunk
                 for chunk, digest in missing.items()
-                if digest in places and self._copy(source, places[digest], chunk, digest)
+                if digest in places and self._copy(source, places[digest], chunk)
             ]
             if found:
                 sources.remove(source)
@@ -148,13 +148,13 @@ class Incoming:
         connection.send(bytes(chunk in missing for chunk in block))
         return list(missing.items())
 
-    def _copy(self, source: Source, place: int, chunk: Range, digest: bytes) -> bool:
-        """Copy a chunk; return whether it is the wanted one, because the memory may have changed."""
+    def _copy(self, source: Source, place: int, chunk: Range) -> bool:
+        """Copy a chunk; return whether it is the wanted one, because its source may have been overwritten meanwhile."""
         with self._space(chunk) as target, source.view[place : place + len(target)] as found:
             if len(found) != len(target):
                 return False
             target[:] = found  # between mappings: cheaper than `preadv`
-            if self._digests.hasher.chunk(target) != digest:
+            if not source.still():  # asked after the copy; then what was hashed is what was copied
                 return False
             self._arrived(chunk, target)
             return True
