@@ -122,6 +122,8 @@ def test_a_death_before_anything_can_be_replayed_starts_the_world_again(cluster,
     job = train(cluster, *die(f"rank=2,{at}"))
     job.check_repaired(reference("ddp-full", STEPS), [0, 1, 2, 3])
     assert {e["restart"] for e in job.account.of("end")} == {1}
+    ended = [line["event"] for line in job.journal() if line["event"]["type"] == "WorkerExited"]
+    assert {each["signal"] for each in ended} == {signal.SIGKILL, None}, "no survivor crashed"
 
 
 @pytest.mark.slow

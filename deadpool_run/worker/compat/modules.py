@@ -4,6 +4,7 @@ Functions that run for each tensor at the end of each step are `attrgetter`s, wh
 """
 
 import importlib
+import inspect
 from collections.abc import Callable
 from operator import attrgetter
 from typing import Any
@@ -96,6 +97,20 @@ def decide_buckets(ddp: DistributedDataParallel) -> bool:
     """Have DDP decide its buckets, as its next forward would; return whether it did. Collective of its group."""
     ddp._has_rebuilt_buckets = ddp.reducer._rebuild_buckets()  # noqa: SLF001
     return ddp._has_rebuilt_buckets  # noqa: SLF001
+
+
+def is_deciding_buckets() -> bool:
+    """Return whether this thread is in a collective by which DDP's C++ code agrees on its buckets. Looks at the whole stack."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        code = frame.f_code
+        if code is decide_buckets.__code__:
+            return True
+        if not frame.f_globals.get("__name__", "").startswith("deadpool_run."):  # the caller of the C++ code
+            in_ddp = code.co_filename == DistributedDataParallel.forward.__code__.co_filename
+            return in_ddp and any(name in code.co_name for name in ("_pre_forward", "main_hook"))
+        frame = frame.f_back
+    return False
 
 
 def hooks_of_tensor(tensor: Tensor) -> dict[str, Any]:

@@ -15,11 +15,19 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
 from deadpool_run.errors import SnapshotError
-from deadpool_run.worker.compat.modules import decide_buckets, forget_reduction, has_buckets, note_all_gradients
+from deadpool_run.worker.compat.modules import (
+    decide_buckets,
+    forget_reduction,
+    has_buckets,
+    is_deciding_buckets,
+    note_all_gradients,
+)
 from deadpool_run.worker.groups.group import Group
 from deadpool_run.worker.groups.registry import Registry
 from deadpool_run.worker.state.gradients import BucketViews
 from deadpool_run.worker.transcript.transcript import Transcript
+
+_UNDECIDED = "a peer was lost while DDP decided its buckets, and DDP cannot decide them again"
 
 
 class Wrappers:
@@ -82,6 +90,12 @@ class LateBuckets:
                 forget_reduction(ddp)
 
 
+def check_undecided() -> None:
+    """Raise `SnapshotError` in a collective by which DDP agrees on its buckets: with a fake result it would write anywhere."""
+    if is_deciding_buckets():
+        raise SnapshotError(_UNDECIDED)
+
+
 def decide(ddp: DistributedDataParallel, registry: Registry, views: BucketViews) -> bytes | None:
     """Let DDP decide its buckets, if it can; return the decision, if replacements need it.
 
@@ -98,7 +112,7 @@ def decide(ddp: DistributedDataParallel, registry: Registry, views: BucketViews)
         if rehearsed or registry.recording is None or not decided:
             return None
         if registry.step_failed:
-            raise SnapshotError("a peer was lost while DDP decided its buckets, and DDP cannot decide them again")
+            raise SnapshotError(_UNDECIDED)
         return registry.recording.to_bytes()
     finally:
         if not rehearsed:

@@ -15,7 +15,7 @@ from deadpool_run.wire.messages import THIS_WORKER
 from deadpool_run.worker.compat import c10d
 from deadpool_run.worker.compat.modules import has_buckets
 from deadpool_run.worker.groups import backend
-from deadpool_run.worker.groups.ddp_buckets import LateBuckets
+from deadpool_run.worker.groups.ddp_buckets import LateBuckets, check_undecided
 from deadpool_run.worker.loop.repair import RepairParticipant
 from deadpool_run.worker.loop.trial import Trial
 from deadpool_run.worker.loop.updates import OUTSIDE_LOOP, Updates, first_gradient, refuse_captured
@@ -351,12 +351,15 @@ class LoopMember(RepairParticipant):
         return self.completed, held
 
     def _hold(self) -> None:
-        """Block a cut collective outside the loop, where no step discards its fake result: the script may save it.
+        """Stop a cut collective whose fake result would be used: outside the loop the script may save it.
 
-        The agent ends this process: the world restarts, or every rank comes back to run the end of the script again.
+        There it waits: the agent ends this process, or every rank comes back to run the end of the script again.
         """
-        if not self.rehearsing and (self._released or self._left_loop or not self._in_loop):
+        if self.rehearsing or self.registry.playback is not None:
+            return
+        if self._released or self._left_loop or not self._in_loop:
             self._link.orders.wait_end()
+        check_undecided()
 
     # --- a checkpoint from before the job ------------------------------------------------------------------------
 
@@ -381,8 +384,7 @@ class LoopMember(RepairParticipant):
         self._complete_transcript()
         if not self.registry.has_ended():
             return False
-        # Don't cancel the capture: a skipped version is never committed, even if it is captured later.
-        self.snapshots.wait(cancel_pending=False)
+        self.snapshots.wait(cancel_pending=False)  # a skipped version is never committed, even if it is captured later
         if self.completed not in self.snapshots.held():
             self.snapshots.capture_now(self.completed)
         self._rank_entry.phase = Phase.FINISHED

@@ -72,6 +72,7 @@ NAMES = {
     "_coalescing_manager": [C10D],
     "_num_yielded": [Place("torch/utils/data/dataloader.py", "_BaseDataLoaderIter")],
     "_comm_hooks": [Place("torch/nn/parallel/distributed.py", "DistributedDataParallel")],
+    "_pre_forward": [Place("torch/nn/parallel/distributed.py", "DistributedDataParallel")],
     "_compute_local_shape_and_global_offset": [Place("torch/distributed/tensor/_utils.py")],
     "_create_internal": [_stub("FakeProcessGroup")],
     "_current_graph_task_id": [Place("torch/_C/__init__.pyi")],

@@ -12,7 +12,10 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 from kit.choice import often
 from kit.world import FREED_S, LONG, TIMEOUT, later
+from torch.nn.parallel import DistributedDataParallel
 
+from deadpool_run.errors import SnapshotError
+from deadpool_run.worker.groups.ddp_buckets import check_undecided
 from deadpool_run.worker.groups.registry import GroupState
 
 
@@ -107,6 +110,34 @@ def test_a_killed_peer_frees_the_others_without_raising(make_world, name):
         seconds, failures = handles[rank].result()
         assert seconds < FREED_S
         assert failures == 1
+
+
+def loses_a_peer_as_ddp_decides(member):
+    """Rank 0, whose buckets all others take, is killed before the second forward."""
+    member.start(timeout=LONG)
+    member.registry.hold = check_undecided
+    model = DistributedDataParallel(torch.nn.Linear(4, 4))
+    member.registry.begin_step()
+    model(torch.ones(2, 4)).sum().backward()
+    member.meet("ready")
+    if member.rank == 0:
+        threading.Event().wait(60)
+    member.registry.begin_step()
+    try:
+        model(torch.ones(2, 4)).sum().backward()
+    except SnapshotError as error:
+        return str(error)
+    return "it went on"
+
+
+def test_ddp_gets_no_fake_buckets(make_world):
+    """With them, its backward writes anywhere: the process may crash."""
+    world = make_world(3)
+    handles = world.start_all(loses_a_peer_as_ddp_decides)
+    world.store.wait(["met/ready"], TIMEOUT)
+    handles[0].kill()
+    for rank in (1, 2):
+        assert "a peer was lost while DDP decided its buckets" in handles[rank].result()
 
 
 def is_aborted(member, name):
