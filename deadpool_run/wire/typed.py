@@ -20,19 +20,19 @@ class _AnyMessage(msgspec.Struct):
 
 
 _ENCODER = msgspec.json.Encoder()
-_DESCRIBING = threading.Lock()
-_described: set[Any] = set()
+_MAKING = threading.Lock()
+_made: dict[Any, "msgspec.json.Decoder[Any]"] = {}
 
 
-def _describe(kind: Any) -> None:
-    """Have msgspec describe a class to itself, in one thread at a time: two that do so at once crash the process.
+def _decoder_of(kind: Any) -> "msgspec.json.Decoder[Any]":
+    """Return msgspec's decoder of a class, made once, in one thread at a time: two that do so at once crash the process.
 
-    It keeps the descriptions of all dataclasses and structs in it.
+    msgspec then keeps its descriptions of the class and of all classes in it, which `convert` uses too.
     """
-    if kind not in _described:
-        with _DESCRIBING:
-            msgspec.json.Decoder(kind)
-            _described.add(kind)
+    if kind not in _made:
+        with _MAKING:
+            _made[kind] = msgspec.json.Decoder(kind)
+    return _made[kind]
 
 
 def to_json(thing: Any) -> bytes:
@@ -50,7 +50,7 @@ def to_plain(thing: Any) -> Any:
 
 def from_plain(kind: type[T], parts: Any) -> T:
     """Return what `to_plain` was given. Raises `ProtocolError`. Any thread."""
-    _describe(kind)
+    _decoder_of(kind)
     try:
         return msgspec.convert(parts, kind, str_keys=True)
     except (ValueError, RecursionError) as error:
@@ -81,8 +81,7 @@ class Decoder(Generic[T]):
         """Prepare the decoder. `name` says in errors what was expected."""
         self._kind = kind
         self._name = name
-        _describe(kind)
-        self._decoder: msgspec.json.Decoder[T] = msgspec.json.Decoder(kind)
+        self._decoder: msgspec.json.Decoder[T] = _decoder_of(kind)
 
     def decode(self, text: bytes) -> T:
         """Return what `to_json` was given. Raises `ProtocolError`, which names the class and the field that is wrong."""
@@ -103,8 +102,7 @@ class Decoder(Generic[T]):
 
 def _class_named_in(text: bytes) -> str:
     """Return the class that the text names, or the beginning of a text that names none."""
-    _describe(_AnyMessage)
     try:
-        return msgspec.json.decode(text, type=_AnyMessage).type[:80]
+        return str(_decoder_of(_AnyMessage).decode(text).type[:80])
     except (ValueError, RecursionError):
         return repr(text[:80])

@@ -137,12 +137,16 @@ class _Held:
     owners: dict[Rank, tuple[int, frozenset[Version]]] = field(default_factory=dict)
     """The timeline in which a rank last offered something, and all that its owner had then."""
 
+    def _present(self) -> dict[Rank, frozenset[Version]]:
+        """Return what the owners have that offered something in the newest timeline."""
+        newest = max((timeline for timeline, _ in self.owners.values()), default=0)
+        return {rank: versions for rank, (timeline, versions) in self.owners.items() if timeline == newest}
+
     def never_whole(self, version: Version) -> bool:
         """Return whether some owner has passed over this version, and has a newer one."""
-        newest = max((timeline for timeline, _ in self.owners.values()), default=0)
         return any(
-            timeline == newest and version not in versions and max(versions, default=version) > version
-            for timeline, versions in self.owners.values()
+            version not in versions and max(versions, default=version) > version
+            for versions in self._present().values()
         )
 
     def urgency(self, group: Group, version: Version) -> tuple[bool, bool, Version]:
@@ -150,9 +154,8 @@ class _Held:
 
         A replaced rank may be ahead: the others capture a newer version only once that of the repair is committed.
         """
-        newest = max((timeline for timeline, _ in self.owners.values()), default=0)
-        owners = [self.owners.get(rank, (0, frozenset[Version]())) for rank in group]
-        everyone = all(timeline == newest and version in versions for timeline, versions in owners)
+        present = self._present()
+        everyone = all(version in present.get(rank, ()) for rank in group)
         return not self.never_whole(version), everyone, version
 
 

@@ -100,7 +100,7 @@ def decide_buckets(ddp: DistributedDataParallel) -> bool:
 
 
 def is_deciding_buckets() -> bool:
-    """Return whether this thread is in a collective by which DDP's C++ code agrees on its buckets. Looks at the whole stack."""
+    """Return whether this thread is in a collective by which DDP's C++ code agrees on its buckets. Slow: it looks at the stack."""
     frame = inspect.currentframe()
     while frame is not None:
         code = frame.f_code

@@ -205,6 +205,7 @@ async def test_a_slot_of_the_buddy_that_is_written_while_its_chunks_are_copied_i
         a.copies_to(b)
         await a.until_safe(0, 3)
         assert b.copy_of(0, 3) == WEIGHTS
+        assert sent_by(a) > len(WEIGHTS), "no chunk of the slot was used"
 
 
 @in_loop
@@ -217,10 +218,13 @@ async def test_a_copy_of_memory_that_changes_without_a_new_token_is_refused_when
         b.capture(1, 3, body=WEIGHTS)
         a.replicator.set_buddies({Rank(0): (b.peer,)})
         await a.until_safe(0, 3)
+        assert sent_by(a) < SMALL
         b.replicator.keep({Rank(2)})  # else the copy of rank 0 has everything, too
         os.pwrite(b.vault.descriptors(Rank(1))["slot0"], bytes(100), HEADER_BYTES + 5 * CHUNK_BYTES + 7)
+        before = sent_by(a)
         a.replicator.set_buddies({Rank(2): (b.peer,)})
         await a.until_safe(2, 3)
+        assert sent_by(a) - before < SMALL, "it was copied at the buddy"
         await a.close()
         assert await c.seat(2, b.peer) is None
         assert "damaged" in await c.fetch(2, 3, b.peer)
