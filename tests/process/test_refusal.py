@@ -1,5 +1,7 @@
 """The library in one worker refuses to go on: the whole job ends at once, with its reason and exit code."""
 
+from array import array
+
 import pytest
 
 
@@ -51,6 +53,32 @@ def test_a_replacement_names_what_snapshots_do_not_keep(cluster, reference):
         job.told()
     )
     assert after.count("snapshots do not keep") == 1
+
+
+def shared(cluster, folder, *words):
+    (folder / "memory").write_bytes(array("f", [0.25, 0.5]).tobytes())
+    return cluster(str(folder), *words, script="shared.py", nproc=2)
+
+
+def test_memory_that_several_ranks_write(cluster, tmp_path):
+    """A restore of one rank would undo what the others have written since. The trial finds it, before any loss."""
+    job = shared(cluster, tmp_path, "--writes")
+    assert job.wait_exit() == 94, job.told()
+    assert "memory is carried from step to step, and snapshots do not keep it: other ranks of the node" in job.stderr
+    assert "shared.py:" in job.stderr
+    assert not job.account.of("end")
+    job.check_nothing_left()
+
+
+def test_memory_that_several_ranks_only_read(cluster, tmp_path):
+    digests = set()
+    for words in ([], ["--die"]):
+        job = shared(cluster, tmp_path, *words)
+        assert job.wait_exit() == 0, job.told()
+        digests |= {event["digest"] for event in job.account.of("end")}
+        job.check_nothing_left()
+    assert "recovered rank 1" in job.stderr, job.told()
+    assert len(digests) == 1
 
 
 def test_an_exception_with_a_very_long_text_is_known_by_its_ends(cluster):

@@ -27,8 +27,9 @@ from deadpool_run.worker.variables.scopes import Scopes
 from deadpool_run.worker.variables.values.digests import Looks
 from deadpool_run.worker.variables.values.objects import MadeLaterError, Objects, OpaqueError, UnkeptDataError
 from deadpool_run.worker.variables.values.reader import ValueReader
+from deadpool_run.worker.variables.values.shared_memory import SharedMappings
 from deadpool_run.worker.variables.values.tensors import TensorCopies, TensorCopy, larger_tensors_of
-from deadpool_run.worker.variables.values.unkept import MADE_LATER, LostValue, Unkept, kept_back, raise_refused
+from deadpool_run.worker.variables.values.unkept import MADE_LATER, SHARED, LostValue, Unkept, kept_back, raise_refused
 from deadpool_run.worker.variables.values.writer import ValueWriter, encoded
 
 _REPLACED = "replaced modules"
@@ -49,17 +50,18 @@ _Name = tuple[str, str]
 class Variables:
     """The script's variables: their values when its loop began, and now. For the main thread, in the loop."""
 
-    def __init__(self, state: StateTensors | None = None) -> None:
-        """`state` has the tensors of optimizers, which variables may share."""
+    def __init__(self, state: StateTensors | None = None, shared: SharedMappings | None = None) -> None:
+        """`state` has the tensors of optimizers, which variables may share. `shared` is the memory that other ranks share."""
         self._state = state or StateTensors(list)
         self._scopes: Scopes | None = None
         self._objects = Objects()
         self._references = References()
         self._looks = Looks()
-        self._baseline = Baseline(self._noting_writer, self.keeps)
+        self._baseline = Baseline(lambda name: self._writer(noting=name), self.keeps)
         self.first = FirstValues()
         self._late: LateModules | None = None
         self._copies = TensorCopies()
+        self._shared = shared or SharedMappings()
         self._moved: set[_Name] = set()
         """Variables with data that was not kept when the loop began, and has changed since."""
         self._unkept: dict[_Name, Unkept] = {}
@@ -94,8 +96,9 @@ class Variables:
         self._scopes = Scopes(protected, parts)
         self._objects = Objects()
         self._copies = TensorCopies(others)
+        self._shared.look(thorough=True)
         self._references.begin(self._scopes, self._writer().write)
-        self._baseline = Baseline(self._noting_writer, self.keeps)
+        self._baseline = Baseline(lambda name: self._writer(noting=name), self.keeps)
         self._baseline.note(self._scopes)
         self._objects.add_others(self._scopes.parameters)
         self._late = LateModules(self._imported)
@@ -120,6 +123,7 @@ class Variables:
         if thorough:  # optimizers make their state in the first steps
             self._state.forget()
         self._copies.next(thorough=thorough)
+        self._shared.look(thorough=thorough)
         self._unkept, self._earlier, self._number = {}, self._unkept, secrets.randbits(62)
         self._around = {}
         self._references.next()
@@ -139,9 +143,8 @@ class Variables:
         if replaced := self._scopes.children.take():
             found[_REPLACED] = replaced
             for path in replaced:
-                self.report_unkept(
-                    f"the module {shown(path)}", "it was put in place of another one, and not created in set-up"
-                )
+                why = "it was put in place of another one, and not created in set-up"
+                self.report_unkept(f"the module {shown(path)}", why)
         if left_alone := self._advanced() | self._around:
             found[_LEFT_ALONE] = left_alone
         if self._late.names:
@@ -258,9 +261,6 @@ class Variables:
             self._references.add(scopes, self._writer().write)
             self._baseline.note(scopes, late=True)
 
-    def _noting_writer(self, name: str) -> ValueWriter:
-        return self._writer(noting=name)
-
     def _writer(self, *, noting: str = "", late: bool = False) -> ValueWriter:
         assert self._scopes is not None
         scopes = self._scopes
@@ -273,6 +273,7 @@ class Variables:
             state=None if noting else self._state,
             noting=noting,
             made_later=self._references.made_later if late else None,
+            shared=self._shared,
         )
 
     def _changed(self, writer: ValueWriter, name: _Name, value: Any, first: First | None, *, thorough: bool) -> Any:
@@ -365,32 +366,32 @@ class Variables:
         for name, first in self._baseline.of(scope.name).items():
             if name in changed:
                 continue
+            kept = now.get(name) if self.trying else None
             if first.node is UNKEPT:
                 if first.value.is_iterator and self.trying:
                     continue
                 if name not in now or not first.value.undo(now[name]):
-                    kept = now.get(name) if self.trying else None
                     found[name] = LostValue(shown_variable(scope.name, name), first.value.why, self.refuse, kept)
             elif first.node is OPAQUE:
                 value = None if first.value is None else first.value()
                 if value is not None:  # else the script has dropped it
                     found[name] = value
             else:
-                found[name] = self._as_first(reader, first)
+                found[name] = self._as_first(reader, first, shown_variable(scope.name, name), kept)
         return found
 
-    def _as_first(self, reader: ValueReader, first: First) -> Any:
-        """Return the first value, without later changes to its content."""
+    def _as_first(self, reader: ValueReader, first: First, name: str, kept: Any) -> Any:
+        """Return the first value, without later changes to its content; a stand-in if other ranks have changed it."""
         value = first.value() if type(first.value) is weakref.ReferenceType else first.value
-        if isinstance(first.node, list) and first.node[0] != "scope" and self._differs(first, value):
-            return reader.read(first.node)
-        return value
-
-    def _differs(self, first: First, value: Any) -> bool:
+        if not isinstance(first.node, list) or first.node[0] == "scope":
+            return value
         try:
-            return encoded(self._writer().write(value)) != first.encoded
-        except OpaqueError:
-            return True
+            differs = encoded(self._writer().write(value)) != first.encoded
+        except OpaqueError as error:
+            if str(error) == SHARED:
+                return LostValue(name, SHARED, self.refuse, kept)
+            differs = True
+        return reader.read(first.node) if differs else value
 
 
 def _is_lost(node: Any) -> bool:

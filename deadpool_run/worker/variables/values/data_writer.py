@@ -1,6 +1,9 @@
 """Encoder of tensors and arrays, small ones inline and large ones as copies. See `writer`."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
+from zlib import crc32
 
 from torch import Tensor, nn
 
@@ -9,8 +12,9 @@ from deadpool_run.worker.compat.modules import is_dense
 from deadpool_run.worker.state.state_tensors import StateTensors
 from deadpool_run.worker.variables.values.layouts import layout_of_array, layout_of_tensor
 from deadpool_run.worker.variables.values.objects import OpaqueError, UnkeptDataError
-from deadpool_run.worker.variables.values.tensors import TensorCopies, TensorCopy, is_freed, is_numeric_array
-from deadpool_run.worker.variables.values.unkept import MOVED, has_graph
+from deadpool_run.worker.variables.values.shared_memory import SharedMappings
+from deadpool_run.worker.variables.values.tensors import TensorCopies, TensorCopy, is_freed, is_numeric_array, sample_of
+from deadpool_run.worker.variables.values.unkept import MOVED, SHARED, has_graph
 
 _INLINE_BYTES = 16 << 10
 """Larger tensors and arrays have a copy of their own, which later snapshots use until they change."""
@@ -19,9 +23,21 @@ _INLINE_BYTES = 16 << 10
 class DataWriter:
     """Writes the tensors and arrays of values, and counts the bytes of each value."""
 
-    def __init__(self, copies: TensorCopies, state: StateTensors | None, most_bytes: int) -> None:
-        """Tensors of `state` are written by name. Large ones become `TensorCopy`s out of `copies`. `most_bytes` is the limit on one value."""
-        self._copies, self._state, self._most_bytes = copies, state, most_bytes
+    def __init__(
+        self,
+        copies: TensorCopies,
+        state: StateTensors | None,
+        most_bytes: int,
+        shared: SharedMappings | None,
+        *,
+        is_first: bool,
+    ) -> None:
+        """Tensors of `state` are written by name. Large ones become `TensorCopy`s out of `copies`. `most_bytes` is the limit on one value.
+
+        What differs in memory of `shared` from when `is_first` was true is not kept.
+        """
+        self._copies, self._state, self._most_bytes, self._shared = copies, state, most_bytes, shared
+        self._is_first = is_first
         self.nbytes = 0
         """Counted of the present value."""
 
@@ -49,10 +65,13 @@ class DataWriter:
             raise OpaqueError
         self.count(value.nbytes)
         if value.device.type == "cpu" and value.nbytes <= _INLINE_BYTES:
-            plain = value.detach().resolve_conj().resolve_neg()
-            node: Any = ["tensor", str(value.dtype).removeprefix("torch."), list(value.shape), raw_bytes(plain)]
+            data = raw_bytes(value.detach().resolve_conj().resolve_neg())
+            self._check_shared(value, data)
+            node: Any = ["tensor", str(value.dtype).removeprefix("torch."), list(value.shape), data]
         else:
-            node = ["large", name_of_device(value.device), _with_room(self._copies.of_tensor(value))]
+            copy = _with_room(self._copies.of_tensor(value))
+            self._check_shared(value, copy)
+            node = ["large", name_of_device(value.device), copy]
         node += layout_of_tensor(value)
         if has_graph(value):
             return ["graph", node]
@@ -76,11 +95,33 @@ class DataWriter:
         kind, shape = name_of_dtype(value.dtype), list(value.shape) if value.ndim else None
         if value.nbytes <= _INLINE_BYTES:
             self.count(value.nbytes)
-            return ["array", kind, shape, value.tobytes(), *layout_of_array(value)]
+            data = value.tobytes()
+            if not value.flags.owndata:
+                self._check_shared(value, data)
+            return ["array", kind, shape, data, *layout_of_array(value)]
         if not value.flags.writeable or (type(value).__name__ != "ndarray" and value.nbytes > self._most_bytes):
             raise OpaqueError  # a file in memory, say
         self.count(value.nbytes)
-        return ["large array", kind, shape, _with_room(self._copies.of_array(value)), *layout_of_array(value)]
+        copy = _with_room(self._copies.of_array(value))
+        if not value.flags.owndata:
+            self._check_shared(value, copy)
+        return ["large array", kind, shape, copy, *layout_of_array(value)]
+
+    def check_view(self, value: Any) -> None:
+        """Raise `UnkeptDataError` if other ranks write to the memory of a tensor or an array that is written without its content."""
+        self._check(value, "view", lambda: crc32(sample_of(value)))
+
+    def _check_shared(self, value: Any, content: bytes | TensorCopy) -> None:
+        """Raise `UnkeptDataError` if other ranks write to the memory of a value with this content."""
+        self._check(value, "content", content.digest if isinstance(content, TensorCopy) else partial(crc32, content))
+
+    def _check(self, value: Any, what: str, digest: Callable[[], int]) -> None:
+        if self._shared is None or not value.nbytes:
+            return
+        if self._is_first:
+            self._shared.note(value, (what, value.nbytes), digest)
+        elif not self._shared.may_be_kept(value, (what, value.nbytes), digest):
+            raise UnkeptDataError(SHARED)
 
 
 def _with_room(copy: TensorCopy | None) -> TensorCopy:

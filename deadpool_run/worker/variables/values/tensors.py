@@ -11,11 +11,12 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
+from zlib import crc32
 
 import torch
 from torch import Tensor
 
-from deadpool_run.worker.codec import tensor_of
+from deadpool_run.worker.codec import raw_bytes, tensor_of
 from deadpool_run.worker.compat.modules import address_of
 from deadpool_run.worker.compat.writes import all_writes_of
 from deadpool_run.worker.state.digest import sampled
@@ -44,10 +45,17 @@ _compare.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 class TensorCopy:
     """A copy of a large tensor, never written to. Unchanged tensors have the same one in each snapshot."""
 
-    __slots__ = ("tensor",)
+    __slots__ = ("_digest", "tensor")
 
     def __init__(self, tensor: Tensor) -> None:
         self.tensor = tensor
+        self._digest: int | None = None
+
+    def digest(self) -> int:
+        """Return a digest of all bytes."""
+        if self._digest is None:
+            self._digest = crc32(raw_bytes(self.tensor))
+        return self._digest
 
 
 @dataclass(eq=False, slots=True)
@@ -220,6 +228,13 @@ def sample_of_array(array: Any) -> bytes:
     flat = array.reshape(-1)
     found: bytes = flat[:: max(1, flat.size // SAMPLES)].tobytes()
     return found
+
+
+def sample_of(value: Any) -> bytes:
+    """Return the bytes of elements spread over a tensor or an array; of all elements of a small one."""
+    return (
+        raw_bytes(sampled(value.resolve_conj().resolve_neg())) if isinstance(value, Tensor) else sample_of_array(value)
+    )
 
 
 def _has_sampled(array: Any, copy: Tensor) -> bool:

@@ -32,6 +32,7 @@ MADE_LATER = (
 )
 MOVED = "it shares memory with a protected tensor, and did not when the loop began"
 OVERLAPS = "it shares memory with another variable, and no variable has all of that memory"
+SHARED = "other ranks of the node can write to its memory, too"
 
 
 def advice(why: str) -> str:
@@ -42,6 +43,8 @@ def advice(why: str) -> str:
         return (
             "Make tensors that share memory with parameters before job.steps(), or assign a copy (clone()) in the loop."
         )
+    if why == SHARED:
+        return "Give each rank memory of its own, and exchange values by a collective, such as all_gather()."
     if why == OVERLAPS:
         return (
             "Assign the tensor that has all of the memory to a variable, too, or assign copies (clone()) of its parts."

@@ -26,6 +26,7 @@ from deadpool_run.worker.variables.values.kinds import functions, iterators, lib
 from deadpool_run.worker.variables.values.object_writer import ObjectWriter
 from deadpool_run.worker.variables.values.objects import USED, MadeLaterError, Objects, OpaqueError, UnkeptDataError
 from deadpool_run.worker.variables.values.plain import LOCKS, are_numbers, factory_of, fits, text_node
+from deadpool_run.worker.variables.values.shared_memory import SharedMappings
 from deadpool_run.worker.variables.values.sharing import Sharing
 from deadpool_run.worker.variables.values.tensors import (
     MOST_BYTES,
@@ -68,6 +69,7 @@ class ValueWriter(ObjectWriter):
         noting: str = "",
         made_later: MadeLater | None = None,
         most_bytes: int = MOST_BYTES,
+        shared: SharedMappings | None = None,
     ) -> None:
         """Without `objects`, identities are not written. `named` are the objects whose content is written elsewhere.
 
@@ -75,12 +77,12 @@ class ValueWriter(ObjectWriter):
         `own` are the modules whose objects are written with their attributes. Large tensors become `TensorCopy`s out of `copies`.
         With `noting`, objects are added to `objects`, under names that begin so. With `made_later`, modules and objects of libraries
         that have no name are written with their attributes and a number.
-        `most_bytes` is the limit on one value.
+        `most_bytes` is the limit on one value. Of memory in `shared`, only what has not changed since the loop began is written.
         """
         super().__init__(objects, references or Objects(), own, made_later)
         self._named = named or Objects()
         copies = copies or TensorCopies()
-        self._data = DataWriter(copies, state, most_bytes)
+        self._data = DataWriter(copies, state, most_bytes, shared, is_first=bool(noting))
         self._noting = noting
         self._made: dict[int, tuple[int, Any]] = {}
         """The objects that were made after the loop began, each with its number."""
@@ -242,6 +244,7 @@ class ValueWriter(ObjectWriter):
         """Return the node of a tensor or array that shares the memory of another, whose content is kept; None for any other."""
         self._sharing.check(value)
         if (owner := self._sharing.owner_of(objects, value)) is not None:
+            self._data.check_view(value)
             return ["view", *owner, *layout_of(value)]
         if self._noting or objects.name_of(value) is not None or (base := self._sharing.base_of_new(value)) is None:
             return None
