@@ -82,7 +82,7 @@ SIZES = [8, 50_000]
 @pytest.mark.parametrize("count", SIZES)
 @pytest.mark.parametrize("trying", [False, True])
 @pytest.mark.parametrize("to", [0, 1])
-def test_memory_that_other_ranks_write_is_left_as_it_is(path, another, make, count, trying, to):
+def test_memory_that_other_ranks_write_is_left_as_it_is(path, another, make, count, *, trying, to):
     memory = mapped(path)
     mine, step, variables = make(memory, count), 0, Variables(shared=with_others(another()))
     variables.begin()
