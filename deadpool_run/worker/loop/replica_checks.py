@@ -34,7 +34,6 @@ class ReplicaChecks:
 
     def learn(self, version: Version) -> None:
         """After attaching: note which replicas differ as before the loss; the others have to stay equal."""
-        self._agreement.share()
         found = self._agreement.compare(strict=False, is_new=self._session.replacement)
         compared = not self._registry.step_failed
         if found and compared:

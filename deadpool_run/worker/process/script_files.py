@@ -6,6 +6,7 @@ import runpy
 import sys
 import sysconfig
 from collections.abc import Collection, Iterator
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 
@@ -33,8 +34,10 @@ def note_file(file: Path) -> None:
         file = file.parent
     if file.name not in _NEVER_SCRIPTS:
         _installed.update(f"{path}/" if path.is_dir() else str(path) for path in (file, file.resolve()))
+        is_library.cache_clear()
 
 
+@cache
 def is_library(name: str) -> bool:
     """Return whether the file belongs to neither the script nor us: installed, frozen, or compiled from a string."""
     if _installed and name.startswith(tuple(_installed)):

@@ -8,9 +8,9 @@ them, and the snapshot has their names. Buffers are left out: DDP makes them equ
 """
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -72,40 +72,47 @@ class Agreement:
             return True
         return version >= REHEARSAL_STEPS and is_sampled(version - 1)
 
-    def share(self) -> None:
-        """Add the other ranks' `unequal` to this rank's. A replacement has only the names of its snapshot, which is older."""
-        for group, tensors in self._by_group():
-            names = [name for name, _ in tensors]
-            rows = _gathered(torch.tensor([zlib.crc32("\n".join(names).encode()), len(names)]), group)
-            if names and all(row == rows[0] for row in rows):
-                table = _gathered(torch.tensor([int(name in self.unequal) for name in names]), group)
-                known = zip(names, zip(*table, strict=True), strict=True)
-                self.unequal.update(name for name, column in known if any(column))
-
     def compare(self, *, strict: bool, is_new: bool = False) -> ReplicaDifference | None:
         """Return a difference between this rank's tensors and their replicas. Without `strict`, learn the names that differ.
 
         `is_new`: this process is a replacement. Until it was compared after a repair, it is no evidence of what the script intends.
         """
         found, is_new = None, is_new and not self._is_evidence
-        for group, tensors in self._by_group():
-            found = self._compare_in(group, tensors, strict=strict, is_new=is_new) or found
+        for group, parts in self._by_group():
+            # One collective for all parts: the first step after a repair waits for it.
+            own = [self._head(tensors, strict=strict, is_new=is_new) for tensors in parts]
+            rows = _gathered(torch.tensor(own).flatten(), group)
+            for number, tensors in enumerate(parts):
+                begin = number * len(own[number])
+                heads = [_Head(*row[begin : begin + len(own[number])]) for row in rows]
+                found = self._compare_in(group, tensors, heads, strict=strict) or found
         return found
 
+    def _head(self, tensors: Named, *, strict: bool, is_new: bool) -> "_Head":
+        names = [name for name, _ in tensors]
+        compared = self._compared(tensors, strict=strict)
+        own = digest_all([tensor for _, tensor in compared])
+        return _Head(_crc(names), _crc(name for name, _ in compared), own, int(is_new))
+
     def _compare_in(
-        self, group: dist.ProcessGroup, tensors: Named, *, strict: bool, is_new: bool
+        self, group: dist.ProcessGroup, tensors: Named, heads: Sequence["_Head"], *, strict: bool
     ) -> ReplicaDifference | None:
-        names = [name for name, _ in tensors if name not in self.unequal]
-        own = [tensor if strict else sampled(tensor) for name, tensor in tensors if name not in self.unequal]
-        whole = torch.tensor([zlib.crc32("\n".join(names).encode()), len(own), digest_all(own), int(is_new)])
-        rows = _gathered(whole, group)
-        if any(row[:2] != rows[0][:2] for row in rows) or all(row[2] == rows[0][2] for row in rows):
-            return None  # equal; or not the same tensors on all ranks, as in a sharded optimizer
-        table = _gathered(torch.tensor([digest(tensor) for tensor in own]), group)
-        columns = dict(zip(names, zip(*table, strict=True), strict=True))
+        first = heads[0]
+        if any(head.names != first.names for head in heads):
+            return None  # not the same tensors on all ranks, as in a sharded optimizer
+        if any(head.compared != first.compared for head in heads):
+            self._share(group, [name for name, _ in tensors])
+            own = self._head(tensors, strict=strict, is_new=bool(heads[dist.get_rank(group)].is_new))
+            heads = [_Head(*row) for row in _gathered(torch.tensor(own), group)]
+            first = heads[0]
+        if any(head.compared != first.compared for head in heads) or all(head.digest == first.digest for head in heads):
+            return None  # equal; or a rank was lost meanwhile
+        compared = self._compared(tensors, strict=strict)
+        table = _gathered(torch.tensor([digest(tensor) for _, tensor in compared]), group)
+        columns = {name: column for (name, _), column in zip(compared, zip(*table, strict=True), strict=True)}
         wrong = {name: column for name, column in columns.items() if len(set(column)) > 1}
         if not strict:
-            wrong = self._learn(wrong, [row[3] != 0 for row in rows])
+            wrong = self._learn(wrong, [bool(head.is_new) for head in heads])
         if not wrong:
             return None
         ranks = dist.get_process_group_ranks(group)
@@ -113,6 +120,14 @@ class Agreement:
         usual = max(values, key=values.count)
         odd = tuple(rank for rank, own_values in zip(ranks, values, strict=True) if own_values != usual)
         return ReplicaDifference(tuple(wrong), tuple(ranks), odd, group)
+
+    def _compared(self, tensors: Named, *, strict: bool) -> Named:
+        return [(name, tensor if strict else sampled(tensor)) for name, tensor in tensors if name not in self.unequal]
+
+    def _share(self, group: dist.ProcessGroup, names: Sequence[str]) -> None:
+        """Add the other ranks' `unequal` to this rank's. A replacement has only the names of its snapshot, which is older."""
+        table = _gathered(torch.tensor([int(name in self.unequal) for name in names]), group)
+        self.unequal.update(name for name, column in zip(names, zip(*table, strict=True), strict=True) if any(column))
 
     def _learn(self, wrong: dict[str, tuple[int, ...]], are_new: list[bool]) -> dict[str, tuple[int, ...]]:
         """Learn the names in which ranks differ by intent. Return the others: a repair has made that difference.
@@ -128,8 +143,8 @@ class Agreement:
         self.unequal.update(wrong.keys() - spoiled.keys())
         return spoiled
 
-    def _by_group(self) -> Iterator[tuple[Any, Named]]:
-        """Yield each group with the tensors that all its members replicate, parameters and optimizer state separately.
+    def _by_group(self) -> Iterator[tuple[Any, tuple[Named, Named]]]:
+        """Yield each group with the tensors that all its members replicate: parameters, and optimizer state.
 
         The order is the same on all members, because they run the same program.
         """
@@ -149,8 +164,23 @@ class Agreement:
                 for group in _groups_of(tracked.tensor, under_ddp.get(id(parameter))):
                     of_optimizers.setdefault(group, []).append((tracked.name, tracked.tensor))
         for group in dict.fromkeys([*held, *of_optimizers]):
-            yield group, held.get(group, [])
-            yield group, of_optimizers.get(group, [])
+            yield group, (held.get(group, []), of_optimizers.get(group, []))
+
+
+class _Head(NamedTuple):
+    """What a rank tells the others of tensors that it replicates."""
+
+    names: int
+    """A checksum."""
+    compared: int
+    """The same of those that are not known to differ."""
+    digest: int
+    """Of the tensors that are compared."""
+    is_new: int
+
+
+def _crc(names: Iterable[str]) -> int:
+    return zlib.crc32("\n".join(names).encode())
 
 
 def any_rank(flag: bool) -> bool:

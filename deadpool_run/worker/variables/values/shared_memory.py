@@ -5,6 +5,7 @@ would undo what they have written since. So values there are kept only while nob
 """
 
 import os
+import re
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Hashable, Iterable, Iterator
@@ -16,10 +17,13 @@ from torch import Tensor
 
 _LOOKED_UP_EVERY_S = 60.0
 """Between two looks at the maps of all ranks of a node: milliseconds each."""
-_SHARED = ("/dev/shm/", "/dev/zero")  # noqa: S108 - names in the kernel's table
-"""Memory in the kernel's table whose name is that of a device. Other devices have one inode for all that is mapped of them."""
+_WRITABLE = re.compile(rb"^(\w+)-(\w+) .w.s \w+ (\S+) (\d+) *(.*)$", re.MULTILINE)
+_OTHERS = (b"/dev/", b"/memfd:deadpool-")
+"""The beginnings of names of devices, which have one inode for all that is mapped of them, and of the launcher's own memory."""
+_MEMORY = (b"/dev/shm/", b"/dev/zero")
+"""Memory whose name is that of a device."""
 
-_File = tuple[str, str]
+_File = tuple[bytes, bytes]
 """The device and the inode of what is mapped."""
 
 
@@ -94,15 +98,9 @@ def _address_of(value: Any) -> int:
 def _mapped(pid: int) -> Iterator[_Range]:
     """Yield the memory that a process shares with others and can write (proc_pid_maps(5)); nothing if it has ended."""
     with suppress(OSError):
-        for line in Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines():
-            addresses, permissions, _, device, inode, *name = line.split(maxsplit=5)
-            if permissions[1] == "w" and permissions[3] == "s" and _is_memory(*name):
-                start, _, end = addresses.partition("-")
+        for start, end, device, inode, name in _WRITABLE.findall(Path(f"/proc/{pid}/maps").read_bytes()):
+            if not name.startswith(_OTHERS) or name.startswith(_MEMORY):
                 yield _Range(int(start, 16), int(end, 16), (device, inode))
-
-
-def _is_memory(name: str = "") -> bool:
-    return not name.startswith("/dev/") or name.startswith(_SHARED)
 
 
 def _siblings() -> Iterator[int]:
