@@ -40,6 +40,7 @@ DEFAULT_PRELOAD = (
     "deadpool_run.worker.process.bootstrap",
     "deadpool_run.store.main",
     "deadpool_run.worker.job",
+    "deadpool_run.worker.process.preloaded",
 )
 """Modules that a worker imports until the first step of DDP, FSDP2 or tensor parallelism is over.
 

@@ -37,7 +37,6 @@ def main(control_fd: int) -> None:
     sys.excepthook = _except_hook
     control = socket.socket(fileno=control_fd)
     control.sendall(encode(WorkerReady(THIS_WORKER)))
-    list(script_files.own_modules())  # remembers whose files are imported, in the time that a spare has
     given = park(control)
     if given is None:
         raise SystemExit(0)

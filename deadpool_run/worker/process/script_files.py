@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib.util
+import itertools
 import runpy
 import sys
 import sysconfig
@@ -15,6 +16,9 @@ from deadpool_run.ids import PACKAGE
 _NEVER_SCRIPTS = (PACKAGE, "torch")
 _LIBRARIES = tuple({f"{each}/" for path in sysconfig.get_paths().values() for each in (path, Path(path).resolve())})
 """A prefix may be a link: files are named by either path."""
+
+_MAIN = ("__main__", "__mp_main__")
+"""Modules that take the places of others."""
 
 _installed: set[str] = set()
 """Files of the script, and folders of its packages: they are the script's also where they are installed as a library is."""
@@ -55,12 +59,44 @@ def own_modules(before: Collection[str] = ()) -> Iterator[tuple[str, ModuleType,
 
     Compiled modules are left out. A file may be named by a link, from or to a library's folder: then it is the library's.
     """
-    for name, module in list(sys.modules.items()):
+    for name in _preloaded.candidates():
+        module = sys.modules.get(name)
         file = getattr(module, "__file__", None) or ""
         if name not in before and file.endswith(".py") and name.partition(".")[0] != PACKAGE and not is_library(file):
+            assert module is not None
             where = Path(file).resolve()
             if not is_library(str(where)) and where.is_file():  # torch names files that do not exist
                 yield name, module, where
+
+
+class _Preloaded:
+    """The modules that the fork server has imported.
+
+    Nearly all are libraries', and a worker does not touch them to find its script's: each touch of a page copies it.
+    """
+
+    def __init__(self) -> None:
+        self._last, self._own = "", list[str]()
+
+    def note(self) -> None:
+        """Note all imported modules."""
+        self._own = [name for name, _, _ in own_modules()]
+        self._last = next(reversed(sys.modules))
+
+    def candidates(self) -> list[str]:
+        """Return the names of the modules that may be the script's, in the order of their imports."""
+        if _installed:  # these may be preloaded, and were taken for a library's
+            return list(sys.modules)
+        later = list(itertools.takewhile(lambda name: name != self._last, reversed(sys.modules)))
+        return list(dict.fromkeys((*_MAIN, *self._own, *reversed(later))))
+
+
+_preloaded = _Preloaded()
+
+
+def note_preloaded() -> None:
+    """Note all modules that are imported so far. Call it before the script runs."""
+    _preloaded.note()
 
 
 def _places_of_module(name: str) -> list[Path]:

@@ -123,7 +123,7 @@ class Variables:
         if thorough:  # optimizers make their state in the first steps
             self._state.forget()
         self._copies.next(thorough=thorough)
-        self._shared.look(thorough=thorough)
+        self._shared.look(thorough=thorough and self._taken > 1)
         self._unkept, self._earlier, self._number = {}, self._unkept, secrets.randbits(62)
         self._around = {}
         self._references.next()

@@ -1,5 +1,6 @@
 """Installed files belong to libraries, except the package that is run and the one with the step loop."""
 
+import importlib
 import sys
 import types
 from pathlib import Path
@@ -7,7 +8,13 @@ from pathlib import Path
 import pytest
 
 from deadpool_run.worker.process import script_files
-from deadpool_run.worker.process.script_files import is_library, note_file, note_script
+from deadpool_run.worker.process.script_files import (
+    is_library,
+    note_file,
+    note_preloaded,
+    note_script,
+    own_modules,
+)
 from deadpool_run.worker.variables.variables import Variables
 
 TRAINER = """
@@ -32,6 +39,8 @@ def bar(iterable):
 @pytest.fixture(autouse=True)
 def alone(monkeypatch):
     monkeypatch.setattr(script_files, "_installed", set())
+    monkeypatch.setattr(script_files, "_preloaded", script_files._Preloaded())
+    is_library.cache_clear()
 
 
 @pytest.fixture
@@ -69,6 +78,40 @@ def test_an_environment_inside_of_the_scripts_package_stays_a_library(tmp_path):
     (tmp_path / "__init__.py").touch()
     note_script("script", str(tmp_path / "train.py"))
     assert is_library(str(tmp_path / ".venv" / "lib" / "python3.11" / "site-packages" / "numpy" / "core.py"))
+
+
+def own(found=()):
+    return [name for name, _, _ in own_modules() if name not in found]
+
+
+@pytest.mark.parametrize("preloaded", [False, True])
+def test_the_scripts_modules_are_found_whenever_they_were_imported(tmp_path, monkeypatch, preloaded):
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ("early", "later", "last"):
+        (tmp_path / f"{name}.py").touch()
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    before = own()
+    importlib.import_module("early")
+    if preloaded:
+        note_preloaded()
+    assert own(before) == ["early"]
+    importlib.import_module("last")
+    importlib.import_module("later")
+    assert own(before) == ["early", "last", "later"]
+    monkeypatch.delitem(sys.modules, "early")
+    main = types.ModuleType("__main__")
+    main.__file__ = str(tmp_path / "later.py")
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    assert own(before) in (["last", "later"], ["__main__", "last", "later"])
+    assert {name: module for name, module, _ in own_modules()}["__main__"] is main
+
+
+def test_a_preloaded_package_that_is_run_is_the_scripts(installed):
+    importlib.import_module("team.train")
+    note_preloaded()
+    assert not {"team", "team.train"} & {*own()}
+    note_script("module", "team.train")
+    assert {"team", "team.train"} <= {*own()}
 
 
 def test_torch_is_never_the_scripts():
