@@ -60,8 +60,8 @@ class CrowdNode:
 
     def _vote(self, link: PeerLink, message: peers.Message) -> None:
         match message:
-            case VoteAsked(term, trial=trial):
-                link.send(VoteGiven(term, self.workers.node, trial, granted=True, voted_term=term))
+            case VoteAsked(term, pre_vote=pre_vote):
+                link.send(VoteGiven(term, self.workers.node, pre_vote, granted=True, voted_term=term))
             case peers.LeadershipClaim(sent_at, agents, relay):
                 for peer in relay:
                     self._crowd.start(self._relay(peer, peers.LeadershipClaim(sent_at, agents)))
@@ -74,7 +74,7 @@ class CrowdNode:
                     rejoin = peers.Rejoin(self.workers.node, self._place, self.workers.found())
                     self._crowd.start(self._connect(leader.address, leader.port, rejoin))
             case _:
-                pass
+                sys.exit(f"{message} came on a connection for votes")
 
     async def _relay(self, peer: peers.Peer, claim: peers.LeadershipClaim) -> None:
         async with self._crowd.dials:
