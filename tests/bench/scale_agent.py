@@ -61,8 +61,7 @@ class MeasuredLeader(Leader):
     """A leader that records when it last gave orders of each kind, in CPU seconds of the process."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._noted: set[type] = set()
+        self._unnoted: set[type] = set()
         self.measure()
         super().__init__(*args, **options)
 
@@ -77,13 +76,13 @@ class MeasuredLeader(Leader):
         kind = type(effect)
         if kind in self.last:
             self.given[kind] += 1
-            if kind not in self._noted:
-                self._noted.add(kind)
-                self._loop.call_soon(self._loop.call_soon, self._note, kind)  # after this turn's frames are written
+            self._unnoted.add(kind)
 
-    def _note(self, kind: type) -> None:
-        self._noted.discard(kind)
-        self.last[kind] = time.process_time()
+    def _decided(self) -> None:
+        """Note the time: the frames of all orders so far are written."""
+        self.last |= dict.fromkeys(self._unnoted, time.process_time())
+        self._unnoted.clear()
+        super()._decided()
 
     def resume(self) -> None:
         """Start the measurement when a takeover starts."""
