@@ -168,14 +168,14 @@ class Agreement:
 
 
 class _Head(NamedTuple):
-    """What a rank tells the others of tensors that it replicates."""
+    """Checksums of the tensors that a rank replicates, for the others."""
 
     names: int
-    """A checksum."""
+    """Of all names."""
     compared: int
-    """The same of those that are not known to differ."""
+    """Of the names that are not known to differ."""
     digest: int
-    """Of the tensors that are compared."""
+    """Of the tensors with these names."""
     is_new: int
 
 
