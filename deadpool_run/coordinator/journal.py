@@ -9,6 +9,7 @@ part is a journal by itself.
 
 import os
 import re
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -55,6 +56,8 @@ class Gap(Untagged):
 
 _MAX_BYTES = 32 << 20
 """Lines that wait for the disk. The first line, with the state of tens of thousands of ranks, may be longer."""
+_GAP_SHARE = 50
+"""After a gap, states take at most one part in so many of the time. One of a large world may fill the queue, and cause the next gap."""
 _PART_BYTES = 64 << 20
 _NEWEST_PARTS = 7
 """How many parts are kept after the first."""
@@ -94,6 +97,8 @@ class Journal:
         self._skipped = 0
         self._gap = 0
         """Lines dropped since the last one that was written."""
+        self._again_at = 0.0
+        """When a gap may end, in the time of the coordinator."""
         self._state: State | None = None
         self._stream = self._stream_to(create_again if state is not None else lambda: fd)
         self._put(to_json(Header(FORMAT, settings, state)))
@@ -123,7 +128,7 @@ class Journal:
         """Append one line. `state` is the coordinator's after the event."""
         self._began = now if self._began is None else self._began
         if self._gap or self.failure is not None:
-            self._skip(state)
+            self._skip(now, state)
             return
         keeps_up = self._sink.is_empty
         if not self._put(to_json(Entry(now, event, tuple(effects)))):
@@ -141,17 +146,22 @@ class Journal:
             self._stream = stream
             before.close()
 
-    def _skip(self, state: State) -> None:
-        """Leave a line out. Once the disk has taken all that waits, continue with the state."""
+    def _skip(self, now: float, state: State) -> None:
+        """Leave a line out. Once the disk has taken all that waits, continue with the state, but not too often."""
         self._gap, self._state = self._gap + 1, state
         self._skipped += 1
-        if self.failure is None and self._sink.is_empty:
-            self._end_gap()
+        if self.failure is None and self._sink.is_empty and now >= self._again_at:
+            self._again_at = now + _GAP_SHARE * self._end_gap()
 
-    def _end_gap(self, patience_s: float | None = None) -> None:
+    def _end_gap(self, patience_s: float | None = None) -> float:
+        """Write the state; return how long its encoding took, in seconds."""
         assert self._state is not None
-        self._stream.put(to_json(Gap(self._gap, self._state)) + b"\n", patience_s=patience_s)
+        began = time.perf_counter()
+        line = to_json(Gap(self._gap, self._state)) + b"\n"
+        took_s = time.perf_counter() - began
+        self._stream.put(line, patience_s=patience_s)
         self._gap = 0
+        return took_s
 
     def close(self, grace_s: float = 10.0) -> None:
         """Close the file, and wait up to `grace_s` for its last line. A second call does nothing."""

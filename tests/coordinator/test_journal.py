@@ -191,6 +191,20 @@ def test_a_disk_that_stalls_costs_lines_and_the_rest_replays(tmp_path, monkeypat
     assert not replayed.divergences
 
 
+@pytest.mark.parametrize(("share", "states"), [(0, len(TIMELINE)), (10**9, 2)])
+def test_states_after_gaps_take_a_small_share_of_the_time(tmp_path, monkeypatch, share, states):
+    """The state of a large world may fill the queue, and cause the next gap. The last line always ends one."""
+    monkeypatch.setattr(journal, "_GAP_SHARE", share)
+    path, state = tmp_path / "journal", coordinator.new_state(SETTINGS)
+    book = journal.Journal(path, SETTINGS)
+    for number, event in enumerate(TIMELINE):
+        written(book)
+        book._gap = book._gap or 1  # as if the queue were full
+        book.append(number / 7, event, coordinator.step(SETTINGS, state, event, number / 7), state)
+    book.close()
+    assert sum(b'"dropped"' in line for line in path.read_bytes().splitlines()) == states
+
+
 def test_a_later_leader_waits_for_no_disk(tmp_path):
     """A failure to create the journal is reported later. Here its folder does not exist."""
     folder = tmp_path / "gone"
