@@ -11,6 +11,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from deadpool_run.procfs import children_of
+
 _PR_SET_CHILD_SUBREAPER = 36
 _PR_SET_DUMPABLE = 4
 _OUT_OF_REACH = (ProcessLookupError, PermissionError)
@@ -152,7 +154,7 @@ def kill_strangers(
     for number, limit_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, timeout_s)):
         due = time.monotonic() + limit_s
         asked: set[int] = set()
-        while (strangers := _children().difference(but)) and (now := time.monotonic()) < due:
+        while (strangers := children_of("self").difference(but)) and (now := time.monotonic()) < due:
             for pid in strangers - asked:
                 with contextlib.suppress(*_OUT_OF_REACH):
                     os.kill(pid, number)
@@ -207,22 +209,11 @@ def _group_of(pid: int) -> int:
 
 def _descendants() -> Iterator[int]:
     """Yield the children of this process, and theirs."""
-    left = list(_children())
+    left = list(children_of("self"))
     while left:
         pid = left.pop()
         yield pid
-        left += _children(pid)
-
-
-def _children(of: int | str = "self") -> set[int]:
-    """Return the children of a process. psutil would read every process, which a hidden /proc refuses."""
-    found: set[int] = set()
-    with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended
-        for task in Path(f"/proc/{of}/task").iterdir():
-            # The thread has ended, or the kernel lacks CONFIG_PROC_CHILDREN.
-            with contextlib.suppress(FileNotFoundError):
-                found.update(map(int, (task / "children").read_text().split()))
-    return found
+        left += children_of(pid)
 
 
 async def wait_gone(processes: Sequence[Process], timeout_s: float) -> None:

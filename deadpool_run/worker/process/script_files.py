@@ -62,11 +62,18 @@ def own_modules(before: Collection[str] = ()) -> Iterator[tuple[str, ModuleType,
     for name in _preloaded.candidates():
         module = sys.modules.get(name)
         file = getattr(module, "__file__", None) or ""
-        if name not in before and file.endswith(".py") and name.partition(".")[0] != PACKAGE and not is_library(file):
-            assert module is not None
-            where = Path(file).resolve()
-            if not is_library(str(where)) and where.is_file():  # torch names files that do not exist
-                yield name, module, where
+        if module is None or name in before or (where := own_source(name, file)) is None:
+            continue
+        if where.is_file():  # torch names files that do not exist
+            yield name, module, where
+
+
+def own_source(name: str, file: str) -> Path | None:
+    """Return the file of a module if that is the script's, and has its source."""
+    if not file.endswith(".py") or name.partition(".")[0] == PACKAGE or is_library(file):
+        return None
+    where = Path(file).resolve()
+    return None if is_library(str(where)) else where
 
 
 class _Preloaded:

@@ -11,12 +11,10 @@ import weakref
 from collections.abc import Callable, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from deadpool_run.ids import PACKAGE
-from deadpool_run.worker.process.script_files import is_library
+from deadpool_run.worker.process.script_files import own_source
 
 _Note = Callable[[str, ModuleType], None]
 
@@ -47,7 +45,9 @@ class LateModules:
             try:
                 package = name.rpartition(".")[0]  # named before it, if it was imported late: to look inside imports it
                 spec = importlib.util.find_spec(name) if not package or package in sys.modules else None
-                if spec is None or not _is_own(spec):  # a file with a snapshot cannot name any other module
+                if (
+                    spec is None or own_source(spec.name, spec.origin or "") is None
+                ):  # a file with a snapshot cannot name any other module
                     return f"there is no module {name} of the script's"
                 importlib.import_module(name)
             except Exception as error:  # noqa: BLE001 - the script's code may raise anything
@@ -74,7 +74,7 @@ class _Finder(MetaPathFinder):
         if listener is None:
             return None
         spec = self._found(name, path, target)
-        if spec is not None and spec.loader is not None and _is_own(spec):
+        if spec is not None and spec.loader is not None and own_source(spec.name, spec.origin or ""):
             run = spec.loader.exec_module
 
             def exec_module(module: ModuleType) -> None:
@@ -94,11 +94,3 @@ class _Finder(MetaPathFinder):
 
 
 _FINDER = _Finder()
-
-
-def _is_own(spec: ModuleSpec) -> bool:
-    """Return whether a module is the script's, and has its source, as in `own_modules`."""
-    file = spec.origin or ""
-    if not file.endswith(".py") or spec.name.partition(".")[0] == PACKAGE:
-        return False
-    return not is_library(file) and not is_library(str(Path(file).resolve()))

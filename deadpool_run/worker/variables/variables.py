@@ -57,7 +57,7 @@ class Variables:
         self._objects = Objects()
         self._references = References()
         self._looks = Looks()
-        self._baseline = Baseline(lambda name: self._writer(noting=name), self.keeps)
+        self._baseline = Baseline(self._writer, self.keeps)
         self.first = FirstValues()
         self._late: LateModules | None = None
         self._copies = TensorCopies()
@@ -98,7 +98,7 @@ class Variables:
         self._copies = TensorCopies(others)
         self._shared.look(thorough=True)
         self._references.begin(self._scopes, self._writer().write)
-        self._baseline = Baseline(lambda name: self._writer(noting=name), self.keeps)
+        self._baseline = Baseline(self._writer, self.keeps)
         self._baseline.note(self._scopes)
         self._objects.add_others(self._scopes.parameters)
         self._late = LateModules(self._imported)
@@ -261,7 +261,7 @@ class Variables:
             self._references.add(scopes, self._writer().write)
             self._baseline.note(scopes, late=True)
 
-    def _writer(self, *, noting: str = "", late: bool = False) -> ValueWriter:
+    def _writer(self, noting: str = "", *, late: bool = False) -> ValueWriter:
         assert self._scopes is not None
         scopes = self._scopes
         return ValueWriter(
@@ -377,10 +377,10 @@ class Variables:
                 if value is not None:  # else the script has dropped it
                     found[name] = value
             else:
-                found[name] = self._as_first(reader, first, shown_variable(scope.name, name), kept)
+                found[name] = self._as_first(reader, first, (scope.name, name), kept)
         return found
 
-    def _as_first(self, reader: ValueReader, first: First, name: str, kept: Any) -> Any:
+    def _as_first(self, reader: ValueReader, first: First, name: _Name, kept: Any) -> Any:
         """Return the first value, without later changes to its content; a stand-in if other ranks have changed it."""
         value = first.value() if type(first.value) is weakref.ReferenceType else first.value
         if not isinstance(first.node, list) or first.node[0] == "scope":
@@ -389,7 +389,7 @@ class Variables:
             differs = encoded(self._writer().write(value)) != first.encoded
         except OpaqueError as error:
             if str(error) == SHARED:
-                return LostValue(name, SHARED, self.refuse, kept)
+                return LostValue(shown_variable(*name), SHARED, self.refuse, kept)
             differs = True
         return reader.read(first.node) if differs else value
 

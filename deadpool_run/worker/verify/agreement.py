@@ -46,6 +46,18 @@ class ReplicaDifference:
         return f"{shortened(self.names)} on rank {odd} (of ranks {ranks})"
 
 
+class _Head(NamedTuple):
+    """Checksums of the tensors that a rank replicates, for the others."""
+
+    names: int
+    """Of all names."""
+    compared: int
+    """Of the names that are not known to differ."""
+    digest: int
+    """Of the tensors with these names."""
+    is_new: int
+
+
 class Agreement:
     """Compares the replicas of this rank's tensors. Collective: call it on every rank at the same version."""
 
@@ -88,14 +100,14 @@ class Agreement:
                 found = self._compare_in(group, tensors, heads, strict=strict) or found
         return found
 
-    def _head(self, tensors: Named, *, strict: bool, is_new: bool) -> "_Head":
+    def _head(self, tensors: Named, *, strict: bool, is_new: bool) -> _Head:
         names = [name for name, _ in tensors]
         compared = self._compared(tensors, strict=strict)
         own = digest_all([tensor for _, tensor in compared])
         return _Head(_crc(names), _crc(name for name, _ in compared), own, int(is_new))
 
     def _compare_in(
-        self, group: dist.ProcessGroup, tensors: Named, heads: Sequence["_Head"], *, strict: bool
+        self, group: dist.ProcessGroup, tensors: Named, heads: Sequence[_Head], *, strict: bool
     ) -> ReplicaDifference | None:
         first = heads[0]
         if any(head.names != first.names for head in heads):
@@ -165,18 +177,6 @@ class Agreement:
                     of_optimizers.setdefault(group, []).append((tracked.name, tracked.tensor))
         for group in dict.fromkeys([*held, *of_optimizers]):
             yield group, (held.get(group, []), of_optimizers.get(group, []))
-
-
-class _Head(NamedTuple):
-    """Checksums of the tensors that a rank replicates, for the others."""
-
-    names: int
-    """Of all names."""
-    compared: int
-    """Of the names that are not known to differ."""
-    digest: int
-    """Of the tensors with these names."""
-    is_new: int
 
 
 def _crc(names: Iterable[str]) -> int:

@@ -96,15 +96,13 @@ class DataWriter:
         if value.nbytes <= _INLINE_BYTES:
             self.count(value.nbytes)
             data = value.tobytes()
-            if not value.flags.owndata:
-                self._check_shared(value, data)
+            self._check_shared(value, data)
             return ["array", kind, shape, data, *layout_of_array(value)]
         if not value.flags.writeable or (type(value).__name__ != "ndarray" and value.nbytes > self._most_bytes):
             raise OpaqueError  # a file in memory, say
         self.count(value.nbytes)
         copy = _with_room(self._copies.of_array(value))
-        if not value.flags.owndata:
-            self._check_shared(value, copy)
+        self._check_shared(value, copy)
         return ["large array", kind, shape, copy, *layout_of_array(value)]
 
     def check_view(self, value: Any) -> None:

@@ -15,6 +15,9 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from deadpool_run.procfs import children_of
+from deadpool_run.worker.variables.values.views import address_of_array
+
 _LOOKED_UP_EVERY_S = 60.0
 """Between two looks at the maps of all ranks of a node: milliseconds each."""
 _WRITABLE = re.compile(rb"^(\w+)-(\w+) .w.s \w+ (\S+) (\d+) *(.*)$", re.MULTILINE)
@@ -89,10 +92,10 @@ class _Ranges:
 
 
 def _address_of(value: Any) -> int:
+    """Return where a tensor in main memory or an array begins; 0 for a tensor elsewhere, and for an array with its own memory."""
     if isinstance(value, Tensor):
         return value.data_ptr() if value.device.type == "cpu" else 0
-    found: int = value.__array_interface__["data"][0]
-    return found
+    return 0 if value.flags.owndata else address_of_array(value)
 
 
 def _mapped(pid: int) -> Iterator[_Range]:
@@ -105,6 +108,5 @@ def _mapped(pid: int) -> Iterator[_Range]:
 
 def _siblings() -> Iterator[int]:
     """Yield the other children of this process's parent, which starts the ranks of a node."""
-    with suppress(OSError):  # the kernel lacks CONFIG_PROC_CHILDREN
-        for task in Path(f"/proc/{os.getppid()}/task").iterdir():
-            yield from (int(pid) for pid in (task / "children").read_text().split() if int(pid) != os.getpid())
+    with suppress(OSError):  # proc(5) may be hidden
+        yield from children_of(os.getppid()) - {os.getpid()}

@@ -36,7 +36,7 @@ def memory_of(value: Any) -> Memory | None:
         return None
     if (under := tensor_under(value)) is not None:
         return memory_of(under) if under.device.type == "cpu" else None
-    return (object, _address(root)) if _is_whole(root) else None
+    return (object, address_of_array(root)) if _is_whole(root) else None
 
 
 def memories_of(value: Any) -> list[Memory]:
@@ -113,8 +113,8 @@ def layout_of(value: Any) -> list[Any]:
             value.storage_offset(),
         ]
     under = tensor_under(value)
-    start = _address(_root(value)) if under is None else under.untyped_storage().data_ptr()
-    offset = _address(value) - start
+    start = address_of_array(_root(value)) if under is None else under.untyped_storage().data_ptr()
+    offset = address_of_array(value) - start
     return [name_of_dtype(value.dtype), list(value.shape), list(value.strides), offset]
 
 
@@ -130,6 +130,12 @@ def view_of(base: Any, dtype: str, shape: list[int], steps: list[int], offset: i
     return whole.set_(base.untyped_storage(), offset, shape, steps)
 
 
+def address_of_array(array: Any) -> int:
+    """Return where the first element of an array is."""
+    found: int = array.__array_interface__["data"][0]
+    return found
+
+
 def _bytes_of(tensor: Tensor) -> Tensor:
     whole = torch.empty(0, dtype=torch.uint8)
     return whole.set_(tensor.untyped_storage())
@@ -140,11 +146,6 @@ def _reach(tensor: Tensor) -> tuple[int, int]:
     first, size = int(tensor.storage_offset()), tensor.element_size()
     steps = zip(tensor.stride(), tensor.shape, strict=True)
     return first * size, (first + 1 + sum(step * (count - 1) for step, count in steps)) * size
-
-
-def _address(array: Any) -> int:
-    found: int = array.__array_interface__["data"][0]
-    return found
 
 
 def _root(array: Any) -> Any:
