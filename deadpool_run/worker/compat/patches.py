@@ -28,7 +28,12 @@ def patch() -> None:
             setattr(distributed_c10d, name, replacement)
             if getattr(dist, name, None) is torch_function:
                 setattr(dist, name, replacement)
-    # Exclude our frames from `torch.compile`: compiled code reaches them, in a DDP's reducer, say.
+    skip_our_frames()
+
+
+@functools.cache
+def skip_our_frames() -> None:
+    """Exclude our frames from `torch.compile`: compiled code reaches them, in a DDP's reducer, say. Takes milliseconds, once."""
     from torch._dynamo import trace_rules  # noqa: PLC0415 - every optimizer imports it, and the fork server before that
 
     trace_rules.add(PACKAGE)

@@ -19,7 +19,7 @@ from typing import Any
 
 from deadpool_run.core.events import RunUnwound
 from deadpool_run.wire.messages import THIS_WORKER
-from deadpool_run.worker.process.script_files import own_modules
+from deadpool_run.worker.process.script_files import ImportedModules, own_modules
 from deadpool_run.worker.process.session import Session, assume
 
 
@@ -27,7 +27,7 @@ class ProcessBaseline:
     """The process's state before a run of the script. Taken and restored on the main thread."""
 
     def __init__(self) -> None:
-        self._modules = frozenset(sys.modules)
+        self._modules = ImportedModules()
         self.environment = dict(os.environ)
         self._argv, self._path = list(sys.argv), list(sys.path)
         self._folder = Path.cwd()

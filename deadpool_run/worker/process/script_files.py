@@ -6,7 +6,7 @@ import itertools
 import runpy
 import sys
 import sysconfig
-from collections.abc import Collection, Iterator
+from collections.abc import Container, Iterator
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -54,7 +54,7 @@ def is_library(name: str) -> bool:
     )
 
 
-def own_modules(before: Collection[str] = ()) -> Iterator[tuple[str, ModuleType, Path]]:
+def own_modules(before: Container[str] = ()) -> Iterator[tuple[str, ModuleType, Path]]:
     """Yield name, module and file of the script's imported modules, itself included, without those of `before`.
 
     Compiled modules are left out. A file may be named by a link, from or to a library's folder: then it is the library's.
@@ -83,22 +83,37 @@ class _Preloaded:
     """
 
     def __init__(self) -> None:
+        self.names = frozenset[str]()
         self._last, self._own = "", list[str]()
 
     def note(self) -> None:
         """Note all imported modules."""
         self._own = [name for name, _, _ in own_modules()]
+        self.names = frozenset(sys.modules)
         self._last = next(reversed(sys.modules))
 
     def candidates(self) -> list[str]:
         """Return the names of the modules that may be the script's, in the order of their imports."""
         if _installed:  # these may be preloaded, and were taken for a library's
             return list(sys.modules)
-        later = list(itertools.takewhile(lambda name: name != self._last, reversed(sys.modules)))
-        return list(dict.fromkeys((*_MAIN, *self._own, *reversed(later))))
+        return list(dict.fromkeys((*_MAIN, *self._own, *reversed(self.later()))))
+
+    def later(self) -> list[str]:
+        """Return the names of the modules that were imported later, the last one first."""
+        return list(itertools.takewhile(lambda name: name != self._last, reversed(sys.modules)))
 
 
 _preloaded = _Preloaded()
+
+
+class ImportedModules:
+    """The names of the modules that are imported at one moment, without those in `but`."""
+
+    def __init__(self, but: Container[str] = ()) -> None:
+        self._later, self._but = frozenset(_preloaded.later()), but
+
+    def __contains__(self, name: object) -> bool:
+        return name not in self._but and (name in self._later or name in _preloaded.names)
 
 
 def note_preloaded() -> None:

@@ -4,21 +4,20 @@ A replacement would import the edited ones, and train otherwise than the other r
 workers run a copy.) Imports nothing of torch.
 """
 
-import sys
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any
 
 from deadpool_run.vault.segments import digest_of
-from deadpool_run.worker.process.script_files import own_modules
+from deadpool_run.worker.process.script_files import ImportedModules, own_modules
 
-_before: frozenset[str] = frozenset()
+_before: Container[str] = ()
 """The modules that were loaded before the script began: `--preload` has them imported once, for all workers of a node."""
 
 
 def begin(*, copied: bool) -> None:
     """Note which modules are loaded before the script. `copied`: the script itself is run from a copy."""
     global _before  # noqa: PLW0603 - of this process, as `sys.modules` is
-    _before = frozenset(name for name in sys.modules if copied or name != "__main__")
+    _before = ImportedModules(but=() if copied else ("__main__",))
 
 
 def record() -> dict[str, Any]:

@@ -20,6 +20,8 @@ from deadpool_run.worker.compat.modules import copy_all
 _MADV_POPULATE_WRITE = 23  # Linux 5.14; Python has no name for it
 _POPULATED_BYTES = 16 << 20
 """Populated by one call. While it runs, other threads' allocations of memory wait."""
+_SMALL_BYTES = 16 << 20
+"""For less, the start of a thread takes longer than the thread saves."""
 _MOST_THREADS = 4
 """A few threads use all of a machine's memory bandwidth."""
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -39,11 +41,13 @@ class SlotMemory:
         """Whether CUDA has registered the mapping; None: not tried."""
         self._mapping_ahead: threading.Thread | None = None
 
-    def map_ahead(self, after: threading.Thread | None = None) -> threading.Thread:
-        """Begin to map what the slot has now, on a thread that waits for `after` first; return the thread.
+    def map_ahead(self, after: threading.Thread | None = None) -> threading.Thread | None:
+        """Begin to map what the slot has now, on a thread that waits for `after` first; return the thread; None for a small slot.
 
         A restore or capture that comes soon finds it done, or waits for it.
         """
+        if os.fstat(self.fd).st_size < _SMALL_BYTES:
+            return after
         self._mapping_ahead = threading.Thread(
             target=self._map_present, args=(after,), name="deadpool-map", daemon=True
         )
@@ -167,7 +171,8 @@ def copy_each(targets: list[Tensor], sources: list[Tensor], *, non_blocking: boo
 def copy_fast(targets: list[Tensor], sources: list[Tensor]) -> None:
     """Copy each source into its target, on several threads if no device is involved: when cores have nothing else to do."""
     on_device = any(target.device.type != "cpu" for target in targets)
-    threads = 1 if on_device else min(_MOST_THREADS, len(os.sched_getaffinity(0)))
+    is_small = sum(source.nbytes for source in sources) < _SMALL_BYTES
+    threads = 1 if on_device or is_small else min(_MOST_THREADS, len(os.sched_getaffinity(0)))
     if threads == 1:
         copy_each(targets, sources)
         return

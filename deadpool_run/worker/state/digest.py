@@ -19,6 +19,8 @@ _CHUNK_WORDS = 1 << 17
 _SEED = 0x5EED
 _FACTOR = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1
+_SERIAL_NUMBERS = 1 << 14
+"""Half of what torch computes on one thread."""
 _SAMPLE_BYTES = 1 << 12
 _SMALL_BYTES = 1 << 16
 _PLACES = 64
@@ -26,6 +28,11 @@ _PLACES = 64
 
 _weights: dict[torch.device, tuple[Tensor, Tensor]] = {}
 _products = threading.Lock()
+
+
+def prepare() -> None:
+    """Do what the first digest would: it takes milliseconds. Starts no thread."""
+    _buffers(torch.device("cpu"))
 
 
 def digest(tensor: Tensor) -> int:
@@ -104,8 +111,16 @@ def _sum(words: Tensor) -> int:
 def _buffers(device: torch.device) -> tuple[Tensor, Tensor]:
     found = _weights.get(device)
     if found is None:
-        generator = torch.Generator().manual_seed(_SEED)
-        numbers = torch.randint(-(1 << 31), 1 << 31, (_CHUNK_WORDS,), generator=generator, dtype=torch.int64)
-        weights = (numbers | 1).to(torch.int32).to(device)
+        weights = _weights_in_memory().to(device)
         found = _weights[device] = weights, torch.empty_like(weights)
     return found
+
+
+def _weights_in_memory() -> Tensor:
+    """Return the weights, from operations so small that torch starts no threads for them: a fork server has none."""
+    generator = torch.Generator().manual_seed(_SEED)
+    weights = torch.empty(_CHUNK_WORDS, dtype=torch.int32)
+    for part in weights.split(_SERIAL_NUMBERS):
+        numbers = torch.randint(-(1 << 31), 1 << 31, part.shape, generator=generator, dtype=torch.int64)
+        part.copy_(numbers | 1)
+    return weights

@@ -9,6 +9,7 @@ import pytest
 
 from deadpool_run.worker.process import script_files
 from deadpool_run.worker.process.script_files import (
+    ImportedModules,
     is_library,
     note_file,
     note_preloaded,
@@ -104,6 +105,22 @@ def test_the_scripts_modules_are_found_whenever_they_were_imported(tmp_path, mon
     monkeypatch.setitem(sys.modules, "__main__", main)
     assert own(before) in (["last", "later"], ["__main__", "last", "later"])
     assert {name: module for name, module, _ in own_modules()}["__main__"] is main
+
+
+@pytest.mark.parametrize("preloaded", [False, True])
+def test_the_imported_modules_are_those_of_that_moment(tmp_path, monkeypatch, preloaded):
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ("early", "later", "last"):
+        (tmp_path / f"{name}.py").touch()
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    importlib.import_module("early")
+    if preloaded:
+        note_preloaded()
+    importlib.import_module("later")
+    imported, but = ImportedModules(), ImportedModules(but=("early", "later"))
+    importlib.import_module("last")
+    assert {name for name in sys.modules if name not in imported} == {"last"}
+    assert {name for name in sys.modules if name not in but} == {"early", "later", "last"}
 
 
 def test_a_preloaded_package_that_is_run_is_the_scripts(installed):

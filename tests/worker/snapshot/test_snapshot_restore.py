@@ -18,6 +18,7 @@ from deadpool_run.errors import ScriptError, SnapshotError
 from deadpool_run.vault import segments
 from deadpool_run.vault.segments import whole_pages
 from deadpool_run.vault.status_page import EMPTY
+from deadpool_run.worker.snapshot import slot_memory
 
 
 def captures(gift, optimizer, steps):
@@ -61,7 +62,8 @@ def test_another_process_goes_on_bit_for_bit(slots, optimizer, rehearsal):
     assert in_child(restores, slots.gift(), optimizer, 4, rehearsal) == (then, later, (3, 4))
 
 
-def test_a_predecessors_slots_are_mapped_before_they_are_needed(slots):
+def test_a_predecessors_slots_are_mapped_before_they_are_needed(slots, monkeypatch):
+    monkeypatch.setattr(slot_memory, "_SMALL_BYTES", 1)
     in_child(captures, slots.gift(), "adamw", 4)
     snapshots = slots.own()
     for thread in threading.enumerate():
@@ -71,6 +73,15 @@ def test_a_predecessors_slots_are_mapped_before_they_are_needed(slots):
     assert [mapped_and_resident(f"memfd:deadpool-0-{slot} ") for slot in range(2)] == [(size, size) for size in sizes]
     snapshots.close()
     assert [mapped_and_resident(f"memfd:deadpool-0-{slot} ") for slot in range(2)] == [(0, 0), (0, 0)]
+
+
+def test_small_slots_are_mapped_without_threads(slots):
+    in_child(captures, slots.gift(), "adamw", 4)
+    before = threading.enumerate()
+    snapshots = slots.own()
+    assert {thread.name for thread in threading.enumerate() if thread not in before} == {"deadpool-copy"}
+    assert mapped_and_resident("memfd:deadpool-0-") == (0, 0)
+    snapshots.close()
 
 
 def mapped_and_resident(name):
