@@ -89,7 +89,8 @@ class Journal:
             set_aside(path, term)
             return _create(path)
 
-        self._sink = Sink("deadpool-journal", _MAX_BYTES)
+        header = to_json(Header(FORMAT, settings, state))
+        self._sink = Sink("deadpool-journal", _MAX_BYTES + len(header))  # it has the state, which may be large
         fd = _create(path) if state is None else -1
         self._failure: OSError | None = None
         self._began: float | None = None
@@ -101,7 +102,7 @@ class Journal:
         """When a gap may end, in the time of the coordinator."""
         self._state: State | None = None
         self._stream = self._stream_to(create_again if state is not None else lambda: fd)
-        self._put(to_json(Header(FORMAT, settings, state)))
+        self._put(header)
 
     def _stream_to(self, opener: Callable[[], int]) -> Stream:
         return Stream(self._sink, opener, on_fault=self._note_fault, ends_at_fault=True)

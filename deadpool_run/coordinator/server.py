@@ -8,12 +8,17 @@ from deadpool_run.coordinator.journal import Journal
 from deadpool_run.coordinator.log_follower import FollowedLog
 from deadpool_run.core import coordinator
 from deadpool_run.core.effects import Effect
-from deadpool_run.core.events import Event, TimeAdvanced
+from deadpool_run.core.events import Event, RankReport, RanksReported, TimeAdvanced
 from deadpool_run.core.settings import Settings
+
+_MOST_TOGETHER = 64
+"""Reports in one event, so that the lines of the journal and the messages of the log stay short."""
 
 
 class CoordinatorServer:
     """Decides on one event at a time, in the order of arrival, and performs its orders before the next.
+
+    Reports that each rank gives in a repair are decided on together, if they come in one turn of the loop.
 
     Time is the running loop's clock. After a takeover it continues from the last coordinator's clock.
     """
@@ -48,6 +53,8 @@ class CoordinatorServer:
         self.on_entry: Callable[[float, Event], None] | None = None
         """Called with each event and its time, before its orders are performed."""
         self._events: deque[Event] = deque()
+        self._reports: list[RankReport] = []
+        self._reports_due: asyncio.Handle | None = None
         self._deciding = False
         self._timer: asyncio.TimerHandle | None = None
         self._turn: asyncio.Handle | None = None
@@ -61,6 +68,26 @@ class CoordinatorServer:
 
         A decision that raises leaves the state half changed. The error ends the job, and nothing more is decided.
         """
+        if isinstance(event, RankReport):
+            self._reports.append(event)
+            if self._reports_due is None:
+                self._reports_due = self._loop.call_soon(self._submit_reports)
+            if len(self._reports) < _MOST_TOGETHER:
+                return
+        if self._reports:
+            self._submit_reports()
+        if not isinstance(event, RankReport):
+            self._submit(event)
+
+    def _submit_reports(self) -> None:
+        if self._reports_due is not None:
+            self._reports_due.cancel()
+            self._reports_due = None
+        reports, self._reports = self._reports, []
+        if reports:
+            self._submit(reports[0] if len(reports) == 1 else RanksReported(tuple(reports)))
+
+    def _submit(self, event: Event) -> None:
         self._events.append(event)
         if self._deciding or self.state.is_void:
             return
@@ -88,10 +115,10 @@ class CoordinatorServer:
 
     def close(self) -> None:
         """Decide nothing more."""
-        for due in (self._timer, self._turn):
+        for due in (self._timer, self._turn, self._reports_due):
             if due is not None:
                 due.cancel()
-        self._timer = self._turn = None
+        self._timer = self._turn = self._reports_due = None
 
     def _decide(self, event: Event) -> None:
         now = self.now()

@@ -3,6 +3,8 @@
 Deterministic: the same state, event and time lead to the same state and orders. It never waits, reads a clock or does I/O.
 """
 
+from collections.abc import Iterable
+
 from deadpool_run.core import events as ev
 from deadpool_run.core import reports, timers
 from deadpool_run.core.copies import buddies, holders, interval, shortages
@@ -64,6 +66,7 @@ HANDLERS: dict[type[Event], Handler] = {
     ev.AttachFailed: in_epoch(accepted(retries.unattached)),
     ev.FirstStepCompleted: in_epoch(accepted(stepped=True)),
     ev.CollectiveFailed: in_epoch(accepted(reports.collective_failed)),
+    ev.RanksReported: lambda decision, event: _reported(decision, event.reports),
 }
 """The handler of each event. `_advance` then decides what follows."""
 
@@ -120,6 +123,11 @@ def _advance(decision: Decision) -> None:
         shutdown.advance_finishing(decision)
     if state.phase is JobPhase.STOPPING:
         shutdown.advance_stopping(decision)
+
+
+def _reported(decision: Decision, together: Iterable[ev.RankReport]) -> None:
+    for report in together:
+        HANDLERS[type(report)](decision, report)
 
 
 def _every_rank_is_through(state: State) -> bool:

@@ -63,6 +63,11 @@ class MemberCounters:
         if member.phase not in self.by_phase:
             self._waits.pop(member.phase, None)
 
+    def note_step(self, member: Member, *, stepped: bool) -> None:
+        """Count whether a member has completed a step, before that changes. Nothing else changes that is counted, but for its phase."""
+        if member.rank is not None:
+            self.stepped += stepped - member.stepped
+
     def moved(self, member: Member, phase: MemberPhase) -> None:
         """Count the present phase of a member, and since when, instead of this one. Nothing else has changed that is counted."""
         now = member.phase
@@ -71,7 +76,8 @@ class MemberCounters:
             if phase not in self.by_phase:
                 self._waits.pop(phase, None)
             self.by_phase.setdefault(now, set()).add(member.worker)
-            self.alive[member.node] += (phase in LEAVING) - (now in LEAVING)
+            if by := (phase in LEAVING) - (now in LEAVING):
+                self.alive[member.node] += by
         if now in TIMED:
             heappush(self._waits.setdefault(now, []), (member.patience_from, member.worker))
 

@@ -17,8 +17,8 @@ from deadpool_run.core.transitions import JOB_TRANSITIONS, MEMBER_TRANSITIONS, J
 from deadpool_run.ids import Epoch, NodeId, Rank, WorkerId
 
 _TIMED = frozenset({"phase", "since", "ending_grace_s"})
-_COUNTED = frozenset({"rank", "claimed", "stepped"})
-"""Fields of a member that `MemberCounters` counts and that can change. Most reports only change those of its phase and time."""
+_COUNTED = frozenset({"rank", "claimed"})
+"""Fields of a member that `MemberCounters` counts and that can change, other than those of its phase, its time and its step."""
 
 
 @dataclass(slots=True)
@@ -69,6 +69,8 @@ class Decision:
         is_counted = not _COUNTED.isdisjoint(changes)
         if is_counted:
             state.member_counters.uncount(member)
+        elif "stepped" in changes:
+            state.member_counters.note_step(member, stepped=changes["stepped"])
         for name, value in changes.items():
             setattr(member, name, value)
         if is_counted:
@@ -76,13 +78,31 @@ class Decision:
         elif not _TIMED.isdisjoint(changes):
             state.member_counters.moved(member, phase)
         if member.phase is not phase:
-            if MemberPhase.READY in (phase, member.phase):
-                self.changes.vacancies = True
-            if (phase in LEAVING) is not (member.phase in LEAVING):
-                self.changes.alive.add(member.node)
+            self._note_phase(member, phase)
         if member.claimed != claimed:
             self.changes.vacancies = True
         return member
+
+    def _move(self, member: Member, phase: MemberPhase, changes: dict[str, Any]) -> None:
+        """Move a member to this phase as of now, as most reports and orders do."""
+        if not _COUNTED.isdisjoint(changes):
+            self.set_member(member.worker, phase=phase, since=self.now, **changes)
+            return
+        if "stepped" in changes:
+            self.state.member_counters.note_step(member, stepped=changes["stepped"])
+        for name, value in changes.items():
+            setattr(member, name, value)
+        before = member.phase
+        member.phase, member.since = phase, self.now
+        self.state.member_counters.moved(member, before)
+        if phase is not before:
+            self._note_phase(member, before)
+
+    def _note_phase(self, member: Member, before: MemberPhase) -> None:
+        if before is MemberPhase.READY or member.phase is MemberPhase.READY:
+            self.changes.vacancies = True
+        if (before in LEAVING) is not (member.phase in LEAVING):
+            self.changes.alive.add(member.node)
 
     def set_seat(self, rank: Rank, **changes: Any) -> Seat:
         """Change fields of one seat and return it."""
@@ -137,8 +157,8 @@ class Decision:
         state = self.state
         if node in state.failure_domains:
             return  # a node joins once
-        state.nodes = {**state.nodes, node: NodeRecord(node, place, state.arrivals)}
-        state.failure_domains = {**state.failure_domains, node: place.failure_domain}
+        state.nodes[node] = NodeRecord(node, place, state.arrivals)
+        state.failure_domains[node] = place.failure_domain
         state.arrivals += 1
         state.joined_at = self.now
         self.changes.joined.append(node)
@@ -190,8 +210,8 @@ class Decision:
         self.effects.append(order)
         trigger = trigger_of(order)
         if trigger is not None:
-            phase = self.state.members[order.worker].phase
-            self.set_member(order.worker, phase=MEMBER_TRANSITIONS[phase][trigger], since=self.now, **changes)
+            member = self.state.members[order.worker]
+            self._move(member, MEMBER_TRANSITIONS[member.phase][trigger], changes)
 
     def concerned(self, event: ev.WorkerEvent) -> Member | None:
         """Return the event's member; None if the event has no meaning in the member's phase."""
@@ -205,7 +225,8 @@ class Decision:
             return None
         phase = MEMBER_TRANSITIONS[member.phase][type(event)]
         assert phase is not MemberPhase.ENDED, "reaped members are removed, not moved"
-        return self.set_member(event.worker, phase=phase, since=self.now, **changes)
+        self._move(member, phase, changes)
+        return member
 
     def start_worker(self, node: NodeId) -> None:
         """Order another worker on this node."""

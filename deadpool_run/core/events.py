@@ -64,6 +64,7 @@ __all__ = [
     "PrepareFailed",
     "RankAttached",
     "RankRestored",
+    "RanksReported",
     "RefusedCopyTaken",
     "ReplacementRehearsed",
     "ReplicasReported",
@@ -241,8 +242,19 @@ class TimeAdvanced(Tagged):
     """A deadline of the state has been reached."""
 
 
+RankReport = AbortCompleted | RankRestored | RankAttached | FirstStepCompleted
+"""A report that each rank gives in a repair."""
+
+
+class RanksReported(Tagged):
+    """These reports arrived in one turn of the leader's loop: it decides on them together."""
+
+    reports: tuple[RankReport, ...]
+
+
 Event = (
     WorkerEvent
+    | RanksReported
     | JobSubmitted
     | NodeJoined
     | NodeLost

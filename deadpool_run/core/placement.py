@@ -43,12 +43,15 @@ def world(settings: Settings, state: State) -> list[Seating]:
         return []
     if state.count(MemberPhase.READY) < settings.world_size:
         return []
+    if _is_still_incomplete(settings, state):
+        return []
     seatings = []
     open_nodes = (node for node in state.nodes.values() if node.node not in state.closed)
     good_first = sorted(in_order(open_nodes), key=lambda node: places.has_bad(state, node.node))
     for index, node in enumerate(in_order(good_first[: settings.nodes])):
-        ready = [member for member in state.on_node(node.node) if member.phase is MemberPhase.READY]
+        ready = _ready_on(state, node.node)
         if len(ready) < settings.ranks_per_node:
+            state.incomplete = node.node, _what_chooses(state, node.node)
             return []
         first = index * settings.ranks_per_node
         seatings += [
@@ -56,6 +59,24 @@ def world(settings: Settings, state: State) -> list[Seating]:
             for at, place in enumerate(_first_places(state, node, settings.ranks_per_node))
         ]
     return seatings
+
+
+def _is_still_incomplete(settings: Settings, state: State) -> bool:
+    """Return whether the world waits for the same node as at the last event. With thousands of nodes, a search takes long."""
+    if state.incomplete is None:
+        return False
+    node, chosen_by = state.incomplete
+    return chosen_by == _what_chooses(state, node) and len(_ready_on(state, node)) < settings.ranks_per_node
+
+
+def _what_chooses(state: State, node: NodeId) -> object:
+    """Return what decides whether the node is among the first ones: nodes come and go, are closed, or fail."""
+    failing = len(state.failures), len(state.crashes), len(state.never_ready), places.has_bad(state, node)
+    return state.joined_at, len(state.nodes), state.closed, failing
+
+
+def _ready_on(state: State, node: NodeId) -> list[Member]:
+    return [member for member in state.on_node(node) if member.phase is MemberPhase.READY]
 
 
 def _first_places(state: State, node: NodeRecord, count: int) -> list[int]:

@@ -196,10 +196,10 @@ class State:
     """Some worker of this world has entered its step loop."""
     bypassed: bool = False
     """Some worker of this world updates weights outside its step loop."""
-    nodes: Mapping[NodeId, NodeRecord] = field(default_factory=dict)
-    """The living ones, in order of arrival. Replaced, not changed."""
-    failure_domains: Mapping[NodeId | None, str] = field(default_factory=dict)
-    """The failure domain of every node that ever joined. Replaced, not changed."""
+    nodes: dict[NodeId, NodeRecord] = field(default_factory=dict)
+    """The living ones, in order of arrival."""
+    failure_domains: dict[NodeId | None, str] = field(default_factory=dict)
+    """The failure domain of every node that ever joined."""
     arrivals: int = 0
     """Nodes that ever joined."""
     joined_at: float = 0.0
@@ -266,6 +266,8 @@ class State:
         """A step began and did not end, so the state is half-changed."""
         self.member_counters = MemberCounters(self.members)
         self.seat_counters = SeatCounters(self.seats)
+        self.incomplete: tuple[NodeId, object] | None = None
+        """The node for whose workers the world waits, and on what this choice depends."""
 
     def owner(self, rank: Rank) -> Member | None:
         """Return the member that holds the rank, also while it is dying."""

@@ -49,6 +49,7 @@ class Agent(NodeSide):
         self.seq = 0
         self.early: list[ev.Event] = []
         self.losses: list[ev.NodeLost] = []
+        self.reports: list[ev.RankReport] = []
         self.plan = 0
         self.fenced_why = ""
         self.confirmed: dict[str, float] = {}
@@ -117,7 +118,7 @@ class Agent(NodeSide):
         """Stop leading. After another election, it starts from its log."""
         self.deciding, self.held_at = False, None
         self.state = coordinator.new_state(self.cluster.settings)
-        self.waiting, self.members, self.confirmed = [], set(), {}
+        self.waiting, self.members, self.confirmed, self.reports = [], set(), {}, []
 
     def go_on(self) -> None:
         """Keep events while the leader lacks a lease, and decide on them afterwards. The job's clock stops meanwhile."""
@@ -286,6 +287,21 @@ class Agent(NodeSide):
             self.early.append(event)
 
     def decide(self, event: ev.Event) -> None:
+        """Decide on an event; on the reports of ranks a moment later, all that have come together."""
+        if not isinstance(event, ev.RankReport):
+            self.decide_reports()
+            self.decide_now(event)
+        elif self.decides():
+            if not self.reports:
+                self.cluster.clock.after(self.cluster.rng.choice((0.0, 0.002)), self.decide_reports)
+            self.reports.append(event)
+
+    def decide_reports(self) -> None:
+        reports, self.reports = tuple(self.reports), []
+        if reports:
+            self.decide_now(reports[0] if len(reports) == 1 else ev.RanksReported(reports))
+
+    def decide_now(self, event: ev.Event) -> None:
         if not self.decides() or self.cluster.stopped is not None:
             return
         if self.held_at is not None or not quorum.holds_lease(self.mind, self.now):

@@ -151,17 +151,19 @@ def _lead(agent: el.Agent, now: float) -> el.StepResult:
 
 def _give_up(agent: el.Agent, now: float) -> el.StepResult:
     """Lose a node that certainly ended, or that was silent until its workers were stopped."""
-    is_fresh = now < quorum.lease_until(agent) - quorum.BLAME * agent.timeout_s
-    for other, answered_at in agent.answered_at.items():
-        if quorum.is_gone(agent, other):
+    for other in sorted(quorum.who_ended(agent)):
+        if other in agent.answered_at:
             return _lose(agent, other, "its agent ended")
-        if is_fresh and now >= answered_at + agent.timeout_s:
-            return _lose(agent, other, f"it has not answered for {agent.timeout_s:g} s")
+    is_fresh = now < quorum.lease_until(agent) - quorum.BLAME * agent.timeout_s
+    if is_fresh and now >= min(agent.answered_at.values(), default=now) + agent.timeout_s:
+        silent = min(agent.answered_at, key=agent.answered_at.__getitem__)
+        return _lose(agent, silent, f"it has not answered for {agent.timeout_s:g} s")
     return agent, ()
 
 
 def _lose(agent: el.Agent, node: NodeId, silent: str) -> el.StepResult:
-    answered_at = {other: at for other, at in agent.answered_at.items() if other != node}
+    answered_at = dict(agent.answered_at)
+    answered_at.pop(node, None)
     why = "its agent ended" if quorum.is_gone(agent, node) else silent
     if node in agent.ruled_out:
         why = "it is silent, and the authority lets this node lead"

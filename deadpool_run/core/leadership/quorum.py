@@ -44,8 +44,16 @@ def has_no_leader(agent: Agent, now: float) -> bool:
 
 def is_gone(agent: Agent, other: NodeId) -> bool:
     """Tell whether the agent ended: certainly, or as far as one of two can find out."""
-    of_two = len(agent.configurations) == 1 and set(agent.configuration.voters) == {agent.me, other}
-    return other in agent.ended | agent.ruled_out or (of_two and not agent.claims and other in agent.refused)
+    return other in who_ended(agent)
+
+
+def who_ended(agent: Agent) -> frozenset[NodeId]:
+    """Return the agents that ended: certainly, or as far as one of two can find out."""
+    ended = agent.ended | agent.ruled_out
+    of_two = len(agent.configurations) == 1 and len(agent.configuration.voters) == 2
+    if not of_two or agent.claims or agent.me not in agent.configuration.voters:
+        return ended
+    return ended | agent.refused.intersection(agent.configuration.voters)
 
 
 def rival(agent: Agent) -> NodeId | None:

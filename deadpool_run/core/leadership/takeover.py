@@ -31,13 +31,23 @@ def events_to_handle(decision: Decision, event: ev.Event) -> tuple[ev.Event, ...
     elif decision.state.move is None:
         return (event,)
     else:
-        for fact in event.losses if isinstance(event, ev.NodesLost) else (event,):  # each is known, or waits
+        for fact in _facts(event):  # each is known, or waits
             _note(decision, decision.state.move, fact)
     move = decision.state.move
     if move is None or (move.waiting and not _is_overdue(decision, move, event)):
         return ()
     _finish(decision, move)
     return (*move.deferred, ev.TimeAdvanced())
+
+
+def _facts(event: ev.Event) -> tuple[ev.Event, ...]:
+    match event:
+        case ev.NodesLost(losses):
+            return losses
+        case ev.RanksReported(reports):
+            return reports
+        case _:
+            return (event,)
 
 
 def _is_overdue(decision: Decision, move: Move, event: ev.Event) -> bool:
