@@ -107,10 +107,14 @@ class CheckpointLoaded(Tagged):
 
 
 class CheckpointFailed(Tagged):
-    """Reports that an order failed. `again`: the ranks no longer hold this version, and a later one may be written."""
+    """Reports that an order failed. `again`: the ranks no longer hold this version, and a later one may be written.
+
+    `died`: the process that was to do it ended, for example by a signal. Another one may succeed.
+    """
 
     why: str
     again: bool = False
+    died: bool = False
 
 
 ToCheckpointer = LendStatusPage | LendSlots | ChooseCheckpoint | FillSlots | TakeStep

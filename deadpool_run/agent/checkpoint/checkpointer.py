@@ -134,10 +134,10 @@ class Checkpointer:
         self._owner.stuck = [process for process in self._owner.stuck if process is not self._child.process]
         self._vault.status_page.kept = EMPTY  # a killed one has not cleared it
         if not self._over:
-            self._fail(self._why or describe_exit(end.code, end.signal))
+            self._fail(self._why or describe_exit(end.code, end.signal), died=not self._why)
 
-    def _fail(self, how: str) -> None:
+    def _fail(self, how: str, *, died: bool = False) -> None:
         """Report that it ended without an answer, or too late."""
         self._finish()
         does = "writes it" if isinstance(self._order, TakeStep) else "reads checkpoints"
-        self._on_answer(CheckpointFailed(f"the process that {does} {how}"))
+        self._on_answer(CheckpointFailed(f"the process that {does} {how}", died=died))

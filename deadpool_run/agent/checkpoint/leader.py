@@ -33,6 +33,8 @@ from deadpool_run.wire.checkpoints import CheckpointFailed, CheckpointLoaded, Ch
 EXIT_QUEUE_AGAIN = 75
 """EX_TEMPFAIL of sysexits.h: the job is not complete, and continues from its checkpoint when it is started again."""
 _RETRY_S = 0.5
+_LAST_ATTEMPTS = 3
+"""Attempts to write the last step, if an attempt is void or the process that writes it dies."""
 _MAX_VOID = 60
 """Writing has failed after more void attempts in a row. An attempt is void if a node failed or a version was overwritten."""
 _WRITTEN_IN = frozenset({JobPhase.RUNNING, JobPhase.FINISHING, JobPhase.STOPPED})
@@ -58,6 +60,7 @@ class CheckpointLeader:
         self._attempt: Attempt | None = None
         self._over: asyncio.Future[None] | None = None  # of the attempt
         self._voided = 0
+        self._may_succeed = False  # another attempt, after the last one
         self._uncleaned: set[str] = set()  # what the user was told
         self._wanted = self._leaving = self._left = self._finishing = self._closed = False
         self._schedule = Schedule(self.spec, self.vault, self.check)
@@ -192,6 +195,7 @@ class CheckpointLeader:
                 self._void(why)
             case CheckpointFailed(why):
                 self._fail(why if self.job.alone else f"node {node}: {why}")
+                self._may_succeed = answer.answer.died
             case StepTaken() as taken if attempt.taken(node, taken):
                 self._advance(attempt)
 
@@ -217,7 +221,7 @@ class CheckpointLeader:
     def _written(self, attempt: Attempt) -> None:
         self._end_attempt()
         self._voided = 0
-        self._wanted = False
+        self._wanted = self._may_succeed = False
         self._schedule.written = attempt.version
         self._schedule.begin()
         self._set_newest(peers.Durable(attempt.version, attempt.where, datetime.now(UTC).isoformat(timespec="seconds")))
@@ -231,7 +235,7 @@ class CheckpointLeader:
         self._schedule.failed(self._attempt.version if copied else self.vault.status_page.committed())
         self._end_attempt()
         self._voided = 0
-        self._wanted = self._leaving = False
+        self._wanted = self._leaving = self._may_succeed = False
         self.job.print_line(f"no durable checkpoint could be written: {why}")
 
     def _void(self, why: str) -> None:
@@ -242,6 +246,7 @@ class CheckpointLeader:
         if self._voided > _MAX_VOID:
             self._fail(why)
             return
+        self._may_succeed = True
         self._end_attempt()
         self._loop.call_later(_RETRY_S, self.check)
 
@@ -302,11 +307,17 @@ class CheckpointLeader:
         self._finishing = True
         if self._over is not None:
             await self._over
-        if self._schedule.is_new(self.vault.status_page.committed()) and not self._closed:
-            if self._is_whole(self.job.state):
-                await self._begin_attempt()
-            else:
+        for _ in range(_LAST_ATTEMPTS):
+            if self._closed or not self._schedule.is_new(self.vault.status_page.committed()):
+                break
+            if not self._is_whole(self.job.state):
                 self.job.print_line("the last step could not be made durable: a node that has a part of it is lost")
+                break
+            await self._begin_attempt()
+            if not self._may_succeed:
+                break
+        else:
+            self.job.print_line(f"the last step could not be made durable in {_LAST_ATTEMPTS} attempts")
         return exit_code, reason
 
     def close(self) -> None:

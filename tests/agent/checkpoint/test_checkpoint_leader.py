@@ -358,6 +358,53 @@ def test_the_last_step_is_written_unless_its_replicas_may_differ(vault, exit_cod
     asyncio.run(body())
 
 
+DIED = CheckpointFailed("the process that writes it was killed by SIGKILL", died=True)
+GONE = CheckpointFailed("version 4 is not held", again=True)
+FULL = CheckpointFailed("no space")
+
+
+@pytest.mark.parametrize(
+    ("answers", "attempts", "written"),
+    [
+        ([DIED], 2, [4]),
+        ([GONE, DIED], 3, [4]),
+        ([FULL], 1, []),
+        ([DIED, FULL], 2, []),
+        ([DIED, DIED, DIED], 3, []),
+        ([GONE, GONE, GONE], 3, []),
+    ],
+    ids=lambda value: (
+        "-".join(each.why.split()[0] for each in value) if isinstance(value, list) and value != [4] else None
+    ),
+)
+def test_the_last_step_is_tried_again_if_another_process_may_write_it(vault, answers, attempts, written):
+    """A process that was killed when the last step was written left a job without it."""
+
+    async def body():
+        job = Job(vault, every_steps=None, every_s=3600.0)
+        job.commit(4)
+        over = asyncio.ensure_future(job.leader.finish(0, "it ended"))
+        names = []
+        left = list(answers)
+        for _ in range(100):
+            await asyncio.sleep(0)
+            if over.done():
+                break
+            orders = [message for _, message in job.told if isinstance(message, TakeStep)]
+            names += [order.attempt for order in orders[:1] if order.attempt not in names]
+            if orders and orders[0].step == CheckpointStep.COPY and left:
+                job.news()
+                job.leader.saved("a", peers.Saved(orders[0].attempt, left.pop(0)))
+            elif orders:
+                job.take()
+        assert await asyncio.wait_for(over, 10) == (0, "it ended")
+        assert (len(names), [message.version for message in job.published]) == (attempts, written)
+        tried = "the last step could not be made durable in 3 attempts"
+        assert job.said.count(tried) == (attempts == len(answers) == 3)
+
+    asyncio.run(body())
+
+
 def test_replicas_that_differ_void_what_is_being_written(vault):
     async def body():
         job = Job(vault)
