@@ -25,7 +25,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, TemporaryFile
 from typing import Any
 
 from common import header, result, table
@@ -38,6 +38,7 @@ from deadpool_run.wire import peers
 from deadpool_run.wire.auth import ConnectionRole
 
 HERE = Path(__file__).resolve().parent
+_SHOWN_BYTES = 4000
 CROWD = 2500
 """The number of simulated nodes per process."""
 
@@ -47,8 +48,9 @@ class Agent:
 
     def __init__(self, script: str, *words: object) -> None:
         command = [sys.executable, str(HERE / script), *map(str, words)]
+        self._errors = TemporaryFile()  # noqa: SIM115 - closed with this object
         self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True
         )
 
     def read(self) -> dict[str, Any]:
@@ -56,8 +58,14 @@ class Agent:
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line:
+            self._errors.seek(0)
+            note(self._errors.read()[-_SHOWN_BYTES:].decode(errors="replace"))
             raise SystemExit(f"{self.process.args} ended")
         return dict(json.loads(line))
+
+    def close(self) -> None:
+        """Forget what it has written."""
+        self._errors.close()
 
     def ask(self, *words: object) -> dict[str, Any]:
         """Send a command, and return the answer."""
@@ -79,6 +87,7 @@ def started(script: str, *words: object) -> Iterator[Agent]:
     finally:
         agent.process.kill()
         agent.process.communicate()
+        agent.close()
 
 
 def measure(nodes: int, ranks_per_node: int, losses: list[int]) -> dict[str, Any]:

@@ -127,6 +127,20 @@ def test_a_writer_that_is_killed_midway_leaves_the_older_one(cluster, reference,
 
 
 @pytest.mark.slow
+def test_the_last_step_is_durable_though_its_writer_is_killed(cluster, reference, tmp_path):
+    kept, words = tmp_path / "kept", ("--layout", "ddp", "--steps", str(STEPS), *BALLAST["ddp"])
+    job = cluster(*words, spares=0, options=("--durable", str(kept), "--durable-every", "60m"))
+    unfinished = look_for(lambda: unfinished_in(kept), "directory that is being written", limit_s=60)
+    os.kill(look_for(lambda: writer_of(job), "checkpointer"), signal.SIGKILL)
+    job.wait_stderr("no durable checkpoint could be written: the process that writes it was killed by SIGKILL")
+    assert job.wait_exit() == 0, job.told()
+    job.account.check_same_as(reference("ddp", STEPS))
+    assert names(kept) == [f"step-{STEPS:08d}"]
+    assert not unfinished.exists()
+    job.check_nothing_left()
+
+
+@pytest.mark.slow
 def test_storage_that_does_not_answer_is_given_up_and_training_goes_on(cluster, reference, tmp_path):
     """Opening a FIFO waits for a reader: here for ever, with the file that is written last."""
     kept, words = tmp_path / "kept", ("--layout", "ddp", "--steps", str(STEPS), *BALLAST["ddp"])
@@ -159,12 +173,12 @@ def test_storage_that_does_not_answer_at_the_beginning_ends_the_job_and_says_why
     job.check_nothing_left()
 
 
-def look_for(seen, what):
+def look_for(seen, what, limit_s=20):
     """Look until it is seen, as fast as can be: nothing can wait for a process to begin or for a directory to appear."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + limit_s
     while not (found := seen()):
         os.sched_yield()
-        assert time.monotonic() < deadline, f"no {what} within 20 s"
+        assert time.monotonic() < deadline, f"no {what} within {limit_s} s"
     return found
 
 
