@@ -120,8 +120,9 @@ def test_whoever_leads_next_goes_on_with_the_checkpoints(fleet, reference, tmp_p
     assert newest(place) < STEPS, "the job was over before the next coordinator wrote a checkpoint"
     leads = next(host for host in (1, 2, 3) if "leads the job now" in job.agents[host].output)
     with ControlClient(job.run_dir / f"node-h{leads}") as viewer:
+        # The leader learns of it after it is on the disk.
+        job.wait_until(lambda: viewer.ask({"do": "status"})["durable"]["version"] > before, "its version in the status")
         shown = viewer.ask({"do": "status"})["durable"]
-    assert shown["version"] > before
     assert shown["where"] == str(place / f"step-{shown['version']:08d}")
     job.check_repaired(expected(reference), ranks, [1, 2, 3])
     assert newest(place) == STEPS
