@@ -68,16 +68,15 @@ class CoordinatorServer:
 
         A decision that raises leaves the state half changed. The error ends the job, and nothing more is decided.
         """
-        if isinstance(event, RankReport):
-            self._reports.append(event)
-            if self._reports_due is None:
-                self._reports_due = self._loop.call_soon(self._submit_reports)
-            if len(self._reports) < _MOST_TOGETHER:
-                return
-        if self._reports:
-            self._submit_reports()
         if not isinstance(event, RankReport):
+            self._submit_reports()
             self._submit(event)
+            return
+        self._reports.append(event)
+        if len(self._reports) >= _MOST_TOGETHER:
+            self._submit_reports()
+        elif self._reports_due is None:
+            self._reports_due = self._loop.call_soon(self._submit_reports)
 
     def _submit_reports(self) -> None:
         if self._reports_due is not None:

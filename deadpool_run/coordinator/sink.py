@@ -9,8 +9,6 @@ from typing import Final
 
 _WRITE_BYTES = 64 << 10
 """Bytes of one write, and between two checks for progress."""
-_MOST_WRITES = 64
-"""For larger data. After each write the thread waits for the interpreter's lock, up to 5 ms if the caller is busy."""
 _PAUSE_S = 0.01
 """Pause of the thread once its queue is empty. Lines that come meanwhile are written together."""
 PATIENCE_S = 1.0
@@ -218,9 +216,8 @@ class Stream:
         try:
             if self._fd < 0:
                 self._fd = self._open()
-            most = max(_WRITE_BYTES, len(left) // _MOST_WRITES)
             while left:
-                written = self._write_some(left[:most])
+                written = self._write_some(left)
                 left = left[written:]
                 on_written(written)
         except OSError as error:
@@ -232,7 +229,7 @@ class Stream:
     def _write_some(self, data: memoryview) -> int:
         while True:
             try:
-                return os.write(self._fd, data)
+                return os.write(self._fd, data[:_WRITE_BYTES])
             except BlockingIOError:  # another holder of the descriptor has made it non-blocking
                 poll = select.poll()
                 poll.register(self._fd, select.POLLOUT)

@@ -58,9 +58,8 @@ class CheckpointLeader:
         self._loop = asyncio.get_running_loop()
         self._initial_load: InitialLoad | None = None
         self._attempt: Attempt | None = None
-        self._over: asyncio.Future[None] | None = None  # of the attempt
+        self._over: asyncio.Future[bool] | None = None  # of the attempt: whether another one may succeed
         self._voided = 0
-        self._may_succeed = False  # another attempt, after the last one
         self._uncleaned: set[str] = set()  # what the user was told
         self._wanted = self._leaving = self._left = self._finishing = self._closed = False
         self._schedule = Schedule(self.spec, self.vault, self.check)
@@ -163,8 +162,8 @@ class CheckpointLeader:
         homes_live = all(seat.node in state.nodes for seat in state.seats)
         return state.phase in _WRITTEN_IN and state.move is None and homes_live
 
-    def _begin_attempt(self) -> asyncio.Future[None]:
-        """Start an attempt; return its end."""
+    def _begin_attempt(self) -> asyncio.Future[bool]:
+        """Start an attempt; return its end, and whether another one may succeed."""
         assert self.spec is not None
         here, seats = self.job.here, self.job.state.seats
         ranks: dict[NodeId, list[Rank]] = defaultdict(list)
@@ -194,8 +193,7 @@ class CheckpointLeader:
             case CheckpointFailed(why, again=True):
                 self._void(why)
             case CheckpointFailed(why):
-                self._fail(why if self.job.alone else f"node {node}: {why}")
-                self._may_succeed = answer.answer.died
+                self._fail(why if self.job.alone else f"node {node}: {why}", may_succeed=answer.answer.died)
             case StepTaken() as taken if attempt.taken(node, taken):
                 self._advance(attempt)
 
@@ -221,21 +219,21 @@ class CheckpointLeader:
     def _written(self, attempt: Attempt) -> None:
         self._end_attempt()
         self._voided = 0
-        self._wanted = self._may_succeed = False
+        self._wanted = False
         self._schedule.written = attempt.version
         self._schedule.begin()
         self._set_newest(peers.Durable(attempt.version, attempt.where, datetime.now(UTC).isoformat(timespec="seconds")))
         self.job.print_line(f"step {attempt.version} is durable: {attempt.where} ({attempt.nbytes / 1e6:.1f} MB)")
         self._end_job_if_leaving()
 
-    def _fail(self, why: str) -> None:
+    def _fail(self, why: str, *, may_succeed: bool = False) -> None:
         """Report that no checkpoint can be written. Training continues, also after a preemption notice."""
         assert self._attempt is not None
         copied = self._attempt.version >= 0
         self._schedule.failed(self._attempt.version if copied else self.vault.status_page.committed())
-        self._end_attempt()
+        self._end_attempt(may_succeed=may_succeed)
         self._voided = 0
-        self._wanted = self._leaving = self._may_succeed = False
+        self._wanted = self._leaving = False
         self.job.print_line(f"no durable checkpoint could be written: {why}")
 
     def _void(self, why: str) -> None:
@@ -246,18 +244,17 @@ class CheckpointLeader:
         if self._voided > _MAX_VOID:
             self._fail(why)
             return
-        self._may_succeed = True
-        self._end_attempt()
+        self._end_attempt(may_succeed=True)
         self._loop.call_later(_RETRY_S, self.check)
 
-    def _end_attempt(self) -> None:
+    def _end_attempt(self, *, may_succeed: bool = False) -> None:
         attempt, self._attempt = self._attempt, None
         assert attempt is not None
         assert self._over is not None
         if attempt.where == "":
             for node in attempt.nodes:
                 self.job.tell_node(node, peers.Void(attempt.name))
-        self._over.set_result(None)
+        self._over.set_result(may_succeed)
 
     def _set_newest(self, newest: peers.Durable) -> None:
         self.newest = newest
@@ -313,8 +310,7 @@ class CheckpointLeader:
             if not self._is_whole(self.job.state):
                 self.job.print_line("the last step could not be made durable: a node that has a part of it is lost")
                 break
-            await self._begin_attempt()
-            if not self._may_succeed:
+            if not await self._begin_attempt():
                 break
         else:
             self.job.print_line(f"the last step could not be made durable in {_LAST_ATTEMPTS} attempts")

@@ -47,7 +47,7 @@ class SlotMemory:
         A restore or capture that comes soon finds it done, or waits for it.
         """
         if os.fstat(self.fd).st_size < _SMALL_BYTES:
-            return after
+            return None
         self._mapping_ahead = threading.Thread(
             target=self._map_present, args=(after,), name="deadpool-map", daemon=True
         )

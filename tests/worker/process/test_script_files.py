@@ -81,16 +81,22 @@ def test_an_environment_inside_of_the_scripts_package_stays_a_library(tmp_path):
     assert is_library(str(tmp_path / ".venv" / "lib" / "python3.11" / "site-packages" / "numpy" / "core.py"))
 
 
+@pytest.fixture
+def modules(tmp_path, monkeypatch):
+    """Return the folder of the script's modules `early`, `later` and `last`, which are not imported yet."""
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ("early", "later", "last"):
+        (tmp_path / f"{name}.py").touch()
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    return tmp_path
+
+
 def own(found=()):
     return [name for name, _, _ in own_modules() if name not in found]
 
 
 @pytest.mark.parametrize("preloaded", [False, True])
-def test_the_scripts_modules_are_found_whenever_they_were_imported(tmp_path, monkeypatch, preloaded):
-    monkeypatch.syspath_prepend(tmp_path)
-    for name in ("early", "later", "last"):
-        (tmp_path / f"{name}.py").touch()
-        monkeypatch.delitem(sys.modules, name, raising=False)
+def test_the_scripts_modules_are_found_whenever_they_were_imported(modules, monkeypatch, preloaded):
     before = own()
     importlib.import_module("early")
     if preloaded:
@@ -101,18 +107,15 @@ def test_the_scripts_modules_are_found_whenever_they_were_imported(tmp_path, mon
     assert own(before) == ["early", "last", "later"]
     monkeypatch.delitem(sys.modules, "early")
     main = types.ModuleType("__main__")
-    main.__file__ = str(tmp_path / "later.py")
+    main.__file__ = str(modules / "later.py")
     monkeypatch.setitem(sys.modules, "__main__", main)
     assert own(before) in (["last", "later"], ["__main__", "last", "later"])
     assert {name: module for name, module, _ in own_modules()}["__main__"] is main
 
 
+@pytest.mark.usefixtures("modules")
 @pytest.mark.parametrize("preloaded", [False, True])
-def test_the_imported_modules_are_those_of_that_moment(tmp_path, monkeypatch, preloaded):
-    monkeypatch.syspath_prepend(tmp_path)
-    for name in ("early", "later", "last"):
-        (tmp_path / f"{name}.py").touch()
-        monkeypatch.delitem(sys.modules, name, raising=False)
+def test_the_imported_modules_are_those_of_that_moment(preloaded):
     importlib.import_module("early")
     if preloaded:
         note_preloaded()
