@@ -25,7 +25,7 @@ def size(nbytes: float | None) -> str:
     if nbytes is None:
         return "-"
     amount, unit = float(nbytes), 0
-    while amount >= _STEP and unit < len(_UNITS) - 1:
+    while round(amount) >= _STEP and unit < len(_UNITS) - 1:
         amount, unit = amount / _STEP, unit + 1
     return f"{amount:.0f} {_UNITS[unit]}" if unit == 0 else f"{amount:.3g} {_UNITS[unit]}"
 

@@ -7,6 +7,8 @@ integer, so that a reader sees either the old or the new value.
 
 If a job spans nodes, other ranks' entries are on other status pages. Then the agent publishes the committed version in the
 header, and mirrors the entries of other nodes' ranks, for status only.
+
+The last words of an entry are always the agent's: what the rank's process and its GPU use, for viewers.
 """
 
 import mmap
@@ -17,9 +19,9 @@ from enum import IntEnum
 
 from deadpool_run.ids import Version
 
-WORDS = 16
+WORDS = 20
 RANK_ENTRY_BYTES = WORDS * 8
-_SLOT0, _SKIPPED, _TAKEN, _COPYING, _GROWING = 6, 8, 9, 12, 15
+_SLOT0, _SKIPPED, _TAKEN, _COPYING, _GROWING, _USED = 6, 8, 9, 12, 15, 16
 """Indices of words in a rank entry, as in `RankEntry`."""
 _HEADER_WORDS = 64
 _COMMITTED = 1
@@ -111,6 +113,12 @@ class RankEntry:
     marked_step = _Field(13)  # the newest step with a mark, plus 1; 0: none
     mark = _Field(14)  # the mark of that step: see worker.groups.marks
     growing = _Field(_GROWING)  # bytes that the worker is about to take; below 0: that there was no memory for
+    cpu_millis = _Field(
+        _USED
+    )  # thousandths of a core that its process used lately. This and the next: EMPTY if not known
+    memory = _Field(_USED + 1)  # resident bytes of its process
+    gpu_percent = _Field(_USED + 2)  # share of the time in which its GPU was busy
+    gpu_memory = _Field(_USED + 3)  # bytes in use on its GPU, by all processes
 
     def __init__(self, words: memoryview, rank: int) -> None:
         self._words = words
@@ -121,7 +129,8 @@ class RankEntry:
         slots, taken, marked = self.slots, self.taken, (self.marked_step, self.mark)
         for word in range(WORDS):
             self._words[self._first_word + word] = 0
-        self._words[self._first_word + _SKIPPED] = EMPTY
+        for word in (_SKIPPED, *range(_USED, WORDS)):
+            self._words[self._first_word + word] = EMPTY
         for slot in (0, 1):
             self.set_slot(slot, slots[slot] if keep_slots else EMPTY)
         if keep_slots:

@@ -14,6 +14,8 @@ from deadpool_run.vault.status_page import Phase
 INCIDENTS_SHOWN = 5
 _ACTIVITIES = tuple(activity.name.lower() for activity in Phase)
 _NS_PER_MS = 1e6
+_MILLIS = 1e3
+_NOT_KNOWN = dict.fromkeys(("cpu_cores", "memory_bytes", "gpu_percent", "gpu_memory_bytes"))
 
 
 def summary(state: State) -> dict[str, Any]:
@@ -64,7 +66,9 @@ def ranks(state: State, words: Iterable[tuple[int, ...]], now: float) -> list[di
         phases[MemberPhase.SETTING_UP] = "running"
     shown = []
     for rank, (seat, said) in enumerate(zip(state.seats, words, strict=True)):
-        _, _, activity, completed, issued, waited, older, newer, _, _, step_ns, capture_ns, _, _, _, growing = said
+        _, _, activity, completed, issued, waited, older, newer, _, _, step_ns, capture_ns, _, _, _, growing, *used = (
+            said
+        )
         if older > newer:
             older, newer = newer, older
         member = None if seat.owner is None else state.members[seat.owner]
@@ -83,10 +87,20 @@ def ranks(state: State, words: Iterable[tuple[int, ...]], now: float) -> list[di
                 "capture_ms": capture_ns / _NS_PER_MS,
                 "snapshots": [older, newer] if older >= 0 else [newer] if newer >= 0 else [],
                 "no_memory_bytes": -growing if growing < 0 else 0,
+                **(_used(*used) if member is not None else _NOT_KNOWN),
                 "slowed": 1.0 if member is None or member.slowed is None else member.slowness(now),
             }
         )
     return shown
+
+
+def _used(cpu_millis: int, memory: int, gpu_percent: int, gpu_memory: int) -> dict[str, float | int | None]:
+    return {
+        "cpu_cores": None if cpu_millis < 0 else cpu_millis / _MILLIS,
+        "memory_bytes": None if memory < 0 else memory,
+        "gpu_percent": None if gpu_percent < 0 else gpu_percent,
+        "gpu_memory_bytes": None if gpu_memory < 0 else gpu_memory,
+    }
 
 
 def _nodes(state: State) -> Iterator[dict[str, Any]]:

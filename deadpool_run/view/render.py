@@ -4,7 +4,7 @@ Missing values are shown as `-`, so a viewer can show a run of another version.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from datetime import UTC, datetime
 from io import StringIO
 
@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from deadpool_run.core.effects import PHASES
-from deadpool_run.text import age, counted, printable, span, time_of_day
+from deadpool_run.text import age, counted, printable, size, span, time_of_day
 from deadpool_run.vault.status_page import DeviceLibrary
 from deadpool_run.view import capture_limit, nodes
 from deadpool_run.view.collectives import described
@@ -36,7 +36,7 @@ _STYLES: Mapping[JobHealth, str] = {
 }
 _CALM_PHASES = frozenset({"running", "finished", "released", "ready", "done", "setting up"})
 LEFT_COLUMNS = frozenset({"node", "phase"})
-CAN_GO = ("worker", "snapshot", "pid", "ms/step")
+CAN_GO = ("worker", "snapshot", "pid", "memory", "gpu", "cpu", "ms/step")
 """Columns of ranks that a narrow terminal does without, the first one first."""
 
 
@@ -162,12 +162,13 @@ def _durable(durable: Status, now: datetime) -> Text:
 def rank_columns(status: Status) -> tuple[str, ...]:
     """Return the columns of the table of ranks."""
     home = ("node",) if nodes.has_several(status) else ()
-    return ("rank", *home, "pid", "worker", "phase", "step", "snapshot", "ms/step")
+    gpu = ("gpu",) if any(rank.get("gpu_memory_bytes") is not None for rank in status.get("ranks", ())) else ()
+    return ("rank", *home, "pid", "worker", "phase", "step", "snapshot", "ms/step", "cpu", "memory", *gpu)
 
 
-def rank_cells(rank: Status, status: Status) -> tuple[str, ...]:
+def rank_cells(rank: Status, status: Status, columns: Collection[str]) -> tuple[str, ...]:
     """Return the values of a rank for these columns."""
-    snapshots = rank.get("snapshots") or ()
+    snapshots, cpu = rank.get("snapshots") or (), rank.get("cpu_cores")
     return (
         shown(rank.get("rank")),
         *((shown(rank.get("node")),) if nodes.has_several(status) else ()),
@@ -177,7 +178,17 @@ def rank_cells(rank: Status, status: Status) -> tuple[str, ...]:
         shown(rank.get("step") if status.get("managed") else None),  # a script that never calls init() reports no steps
         shown(max(snapshots, default=None)),
         f"{rank['step_ms']:.1f}" if rank.get("step_ms") else "-",
+        "-" if cpu is None else f"{_PERCENT * cpu:.0f} %",
+        size(rank.get("memory_bytes")),
+        *([_gpu(rank)] if "gpu" in columns else []),
     )
+
+
+def _gpu(rank: Status) -> str:
+    """Return how busy the rank's GPU is, and the memory in use on it."""
+    percent, memory = rank.get("gpu_percent"), rank.get("gpu_memory_bytes")
+    words = ([] if percent is None else [f"{percent} %"]) + ([] if memory is None else [size(memory)])
+    return ", ".join(words) or "-"
 
 
 def is_calm(rank: Status) -> bool:
@@ -190,7 +201,7 @@ def _ranks(status: Status, width: int) -> Table:
     phase_at = columns.index("phase")
     rows = []
     for rank in status.get("ranks", ()):
-        cells: list[str | Text] = [*rank_cells(rank, status)]
+        cells: list[str | Text] = [*rank_cells(rank, status, columns)]
         cells[phase_at] = Text(_phase(rank), style="" if is_calm(rank) else "yellow")
         rows.append(cells)
     return fitted(columns, rows, left=LEFT_COLUMNS, width=width, can_go=CAN_GO)

@@ -28,7 +28,7 @@ from deadpool_run.wire import typed
 from deadpool_run.wire.frames import MessageFormat
 from deadpool_run.wire.tags import KEY_BYTES, Tagger
 
-VERSION = 14
+VERSION = 15
 """Version of all messages between agents. Agents of different versions refuse each other."""
 MAX_BYTES = 4096
 """Limit of a frame until the peer has proved itself."""

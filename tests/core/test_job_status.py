@@ -73,6 +73,7 @@ def test_a_rank_is_shown_with_what_it_wrote_on_the_status_page(status_page):
     one.phase, one.completed, one.issued, one.waited = Phase.STEP, 8, 5, 4
     one.step_ns, one.capture_ns, one.growing = 2_500_000, 500_000, -64
     two.phase, two.completed, two.issued, two.waited, two.growing = Phase.BETWEEN, 9, 5, 5, 64
+    one.cpu_millis, one.memory, one.gpu_percent, one.gpu_memory = 1875, 2 << 30, 0, 3 << 30
     for slot, (first, second) in enumerate([(8, BUSY), (7, 9)]):
         one.set_slot(slot, first)
         two.set_slot(slot, second)
@@ -80,6 +81,9 @@ def test_a_rank_is_shown_with_what_it_wrote_on_the_status_page(status_page):
     assert (first["worker"], first["activity"], first["waiting"], first["step"]) == (0, "step", True, 8)
     assert (first["step_ms"], first["capture_ms"]) == (2.5, 0.5)
     assert (first["snapshots"], first["no_memory_bytes"]) == ([7, 8], 64)
+    assert (first["cpu_cores"], first["memory_bytes"]) == (1.875, 2 << 30)
+    assert (first["gpu_percent"], first["gpu_memory_bytes"]) == (0, 3 << 30)
+    assert {second[name] for name in ("cpu_cores", "memory_bytes", "gpu_percent", "gpu_memory_bytes")} == {None}
     assert (second["activity"], second["step"]) == ("between", 9)
     assert (second["waiting"], second["snapshots"], second["no_memory_bytes"], second["slowed"]) == (False, [9], 0, 1.0)
 

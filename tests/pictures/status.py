@@ -64,6 +64,10 @@ def job(ranks, per_node, **changed):
             "node": f"gpu{rank // per_node:03}",
             "local_rank": rank % per_node,
             "waiting": False,
+            "cpu_cores": 1.02 + rank % 5 / 100,
+            "memory_bytes": 3.41e9 + rank % 7 * 1e7,
+            "gpu_percent": 96 + rank % 4,
+            "gpu_memory_bytes": 61.3e9,
         }
         for rank in range(ranks)
     ]

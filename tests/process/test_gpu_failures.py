@@ -56,6 +56,20 @@ def places(job, rank):
     return [found[pid] for pid in job.account.pids(rank)]
 
 
+def test_the_status_tells_the_use_of_each_ranks_gpu(start):
+    job, _ = start("--hold", "6", CUDA_VISIBLE_DEVICES="3,1,2,GPU-0,4")
+    job.wait_event("held")
+    ranks = job.wait_status(
+        lambda status: status["ranks"] if all(rank["gpu_memory_bytes"] for rank in status["ranks"]) else None, "use"
+    )
+    assert [(rank["gpu_percent"], rank["gpu_memory_bytes"]) for rank in ranks[:2]] == [(35, 4e9), (None, 2e9)]
+    assert all(rank["memory_bytes"] > 1 << 20 for rank in ranks)
+    job.wait_status(lambda status: all(rank["cpu_cores"] is not None for rank in status["ranks"]), "two samples")
+    assert "35 %, 4 GB" in job.command_line("status").stdout
+    job.release()
+    assert job.wait_exit() == 0, job.told()
+
+
 def test_a_rank_moves_from_a_gpu_that_failed_although_it_completed_steps_meanwhile(start, reference):
     job, happen = start("--hold", "6", CUDA_VISIBLE_DEVICES="0,GPU-1,2,3,4")
     job.wait_event("held")

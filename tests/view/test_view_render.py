@@ -26,6 +26,8 @@ def status(**changed):
             "step_ms": 12.345,
             "capture_ms": 1.5,
             "snapshots": [119, 120 - rank],
+            "cpu_cores": None if rank else 1.873,
+            "memory_bytes": None if rank else 2_340_000_000,
         }
         for rank in range(2)
     ]
@@ -72,6 +74,9 @@ INCIDENT = {
 }
 
 
+USED = ("187", "%", "2.34", "GB")
+
+
 def words_of(text):
     return [line.split() for line in text.splitlines()]
 
@@ -107,13 +112,31 @@ def test_plain_text_tells_job_ranks_and_spares():
     text = to_plain(status(), NOW)
     first, *rest = words_of(text)
     assert " ".join(first) == "run night running epoch 3 world 2 spares 1 of 1 ready committed 119 up 3m12s"
-    assert ["RANK", "PID", "WORKER", "PHASE", "STEP", "SNAPSHOT", "MS/STEP"] in rest
-    assert ["0", "4710", "0", "running", "(step)", "120", "120", "12.3"] in rest
-    assert ["1", "4711", "1", "running", "(step)", "120", "119", "12.3"] in rest
+    assert ["RANK", "PID", "WORKER", "PHASE", "STEP", "SNAPSHOT", "MS/STEP", "CPU", "MEMORY"] in rest
+    assert ["0", "4710", "0", "running", "(step)", "120", "120", "12.3", *USED] in rest
+    assert ["1", "4711", "1", "running", "(step)", "120", "119", "12.3", "-", "-"] in rest
     assert "spares: worker 2 (pid 4712) ready" in text
     assert "last repairs" not in text
     assert "\x1b" not in text
     assert not any(line.endswith(" ") for line in text.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("percent", "memory", "expected"), [(97, 41_500_000_000, "97 %, 41.5 GB"), (None, 41_500_000_000, "41.5 GB")]
+)
+def test_gpus_are_shown_where_there_are_some(percent, memory, expected):
+    assert "GPU" not in to_plain(status(), NOW)
+    with_gpu = status()
+    with_gpu["ranks"][1] |= {"gpu_percent": percent, "gpu_memory_bytes": memory}
+    header, first, second = to_plain(with_gpu, NOW).splitlines()[2:5]
+    assert header.endswith("MEMORY" + "GPU".rjust(len(expected) + 2))
+    assert first.endswith(" -")
+    assert second.endswith(f"  {expected}")
+
+
+def test_a_narrow_terminal_shows_the_cpu_in_place_of_the_snapshot():
+    headers = [words for words in words_of(to_plain(status(), NOW, width=60)) if "RANK" in words]
+    assert headers == [["RANK", "PID", "PHASE", "STEP", "MS/STEP", "CPU", "MEMORY"]]
 
 
 def test_an_incident_is_one_line_with_its_times_in_milliseconds():
@@ -201,7 +224,7 @@ def test_only_logs_with_dropped_lines_are_named():
 def test_a_vacant_rank_and_a_young_run_are_shown():
     ranks = [{"rank": 0, "worker": None, "pid": None, "phase": "vacant", "snapshots": []}]
     text = to_plain(status(ranks=ranks, spares=[], capture_interval=4, restarts=2), NOW)
-    assert ["0", "-", "-", "vacant", "-", "-", "-"] in words_of(text)
+    assert ["0", "-", "-", "vacant", *"-----"] in words_of(text)
     assert "restarts 2  a snapshot every 4 steps" in text
     assert "spares: none" in text
 
@@ -212,7 +235,9 @@ def test_a_status_of_which_nothing_is_known_is_shown():
 
 
 def test_a_script_that_never_calls_init_has_no_steps():
-    assert ["0", "4710", "0", "running", "(step)", "-", "120", "12.3"] in words_of(to_plain(status(managed=False), NOW))
+    assert ["0", "4710", "0", "running", "(step)", "-", "120", "12.3", *USED] in words_of(
+        to_plain(status(managed=False), NOW)
+    )
 
 
 def test_ranks_that_are_about_to_move():
@@ -265,7 +290,7 @@ def test_a_node_is_one_line():
     lines = words_of(text)
     assert ["a", "10.0.0.1:29400", "ranks", "0-1", "2", "leads", "1.5", "GB", "999", "B", "12", "MB", "0", "B"] in lines
     assert ["b", "10.0.0.1:29400", "spare", "0-1,", "3", "0.4", "s", "ago", "-", "-", "-", "-"] in lines
-    assert ["RANK", "NODE", "PID", "WORKER", "PHASE", "STEP", "SNAPSHOT", "MS/STEP"] in lines
+    assert ["RANK", "NODE", "PID", "WORKER", "PHASE", "STEP", "SNAPSHOT", "MS/STEP", "CPU", "MEMORY"] in lines
 
 
 def test_ranks_without_memory_for_snapshots_are_a_worse_job():

@@ -1,4 +1,4 @@
-"""Failures of this machine's GPUs, as NVIDIA's driver reports them through NVML (libnvidia-ml.so.1), where that is present.
+"""Failures and use of this machine's GPUs, as NVIDIA's driver reports them through NVML (libnvidia-ml.so.1), where that is present.
 
 Names, values and layouts are those of nvml.h, version 12 (NVIDIA/go-nvml, pkg/nvml/nvml.h). A GPU that has fallen off the bus
 may kill its process without an error that the script sees, so nothing else would say why.
@@ -8,11 +8,12 @@ import asyncio
 import contextlib
 import ctypes
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 
 _LIBRARY = "libnvidia-ml.so.1"
 _WAIT_MS = 5000
-"""GPUs are asked whether they are still there this often. Events come at once."""
+"""GPUs are asked this often whether they are still there, and for their use. Events come at once."""
 _SUCCESS, _TIMEOUT = 0, 10
 _DOUBLE_BIT_ECC, _XID = 0x2, 0x8
 """nvmlEventTypeDoubleBitEccError and nvmlEventTypeXidCriticalError."""
@@ -35,6 +36,27 @@ class _EventData(ctypes.Structure):
     )
 
 
+class _Memory(ctypes.Structure):
+    """nvmlMemory_t of nvmlDeviceGetMemoryInfo, in bytes."""
+
+    _fields_ = (("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong))
+
+
+class _Utilization(ctypes.Structure):
+    """nvmlUtilization_t of nvmlDeviceGetUtilizationRates, in percent of the last sample period."""
+
+    _fields_ = (("gpu", ctypes.c_uint), ("memory", ctypes.c_uint))
+
+
+@dataclass(frozen=True, slots=True)
+class GpuUse:
+    """The use of a GPU by all processes. None: the driver does not say, as with parts of a GPU (MIG)."""
+
+    percent: int | None
+    memory: int | None
+    """Bytes."""
+
+
 class GpuWatch:
     """Watches GPUs in a thread: NVML may block for seconds. Make it in a running loop."""
 
@@ -46,10 +68,15 @@ class GpuWatch:
         self._names = [str(at) for at in range(count)] if visible is None else visible.split(",")[:count]
         self._on_failed = on_failed
         self._failed: set[int] = set()
+        self._use: dict[int, GpuUse] = {}
         self._closed = threading.Event()
         self._loop = asyncio.get_running_loop() if count else None
         if count:
             threading.Thread(target=self._watch, name="deadpool-gpus", daemon=True).start()
+
+    def use(self, local_rank: int) -> GpuUse | None:
+        """Return the last known use of a GPU; None if it is not known, or the GPU has failed."""
+        return None if local_rank in self._failed else self._use.get(local_rank)
 
     def close(self) -> None:
         """Report nothing more."""
@@ -65,6 +92,7 @@ class GpuWatch:
         if nvml.nvmlInit_v2() != _SUCCESS or nvml.nvmlEventSetCreate(ctypes.byref(events)) != _SUCCESS:
             return
         devices = dict(self._devices(nvml))
+        self._measure(nvml, devices)
         for device in devices.values():
             kinds = ctypes.c_ulonglong()
             nvml.nvmlDeviceGetSupportedEventTypes(device, ctypes.byref(kinds))
@@ -79,6 +107,7 @@ class GpuWatch:
             elif result not in (_SUCCESS, _TIMEOUT):
                 self._closed.wait(_WAIT_MS / 1000)
             self._find_gone(nvml, devices)
+            self._measure(nvml, devices)
 
     def _devices(self, nvml: ctypes.CDLL) -> Iterator[tuple[int, ctypes.c_void_p]]:
         """Yield local ranks and NVML's handles. NVML numbers GPUs by PCI address, as CUDA does with those of one kind."""
@@ -99,6 +128,13 @@ class GpuWatch:
             why = _GONE.get(nvml.nvmlDeviceGetTemperature(device, ctypes.c_int(0), ctypes.byref(degrees)), "")
             if why:
                 self._report(place, why)
+
+    def _measure(self, nvml: ctypes.CDLL, devices: Mapping[int, ctypes.c_void_p]) -> None:
+        for place, device in devices.items():
+            memory, busy = _Memory(), _Utilization()
+            has_memory = nvml.nvmlDeviceGetMemoryInfo(device, ctypes.byref(memory)) == _SUCCESS
+            has_busy = nvml.nvmlDeviceGetUtilizationRates(device, ctypes.byref(busy)) == _SUCCESS
+            self._use[place] = GpuUse(busy.gpu if has_busy else None, memory.used if has_memory else None)
 
     def _report(self, place: int, reason: str) -> None:
         if place in self._failed or self._loop is None:

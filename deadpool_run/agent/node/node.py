@@ -17,6 +17,7 @@ from deadpool_run.agent.node.copies import AwaitedCopies
 from deadpool_run.agent.node.gpus import GpuWatch
 from deadpool_run.agent.node.inventory import Inventory
 from deadpool_run.agent.node.rehearsals import Rehearsals
+from deadpool_run.agent.node.usage import UsageSampler
 from deadpool_run.agent.processes.forkserver import ForkServer
 from deadpool_run.agent.processes.workers import Workforce
 from deadpool_run.agent.records.logs import Logs
@@ -97,6 +98,7 @@ class LocalNode:
         self.participant = CheckpointParticipant(self.checkpointers, vault, self._report, self._captured)
         """This node's part in durable checkpoints."""
         self._gpus = GpuWatch(spec.devices, os.environ.get("CUDA_VISIBLE_DEVICES"), self._gpu_failed)
+        self._usage = UsageSampler(self.workforce.processes, lambda: vault.status_page, self._gpus.use)
         self.newest_durable: peers.Durable | None = None
         """The newest durable checkpoint of the job, as its leader has reported it."""
 
@@ -332,6 +334,7 @@ class LocalNode:
 
     def close(self) -> None:
         """Free all memory, after the last worker is gone."""
+        self._usage.close()
         self._gpus.close()
         if self.copies is not None:
             self.copies.close()

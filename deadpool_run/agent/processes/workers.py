@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from signal import SIGCONT, SIGKILL, SIGSTOP
 
@@ -34,6 +34,7 @@ _FOR_THE_PARKED = (Dismiss, ExitNow, HangNow, Stop)
 class _Worker:
     child: ControlledProcess
     rank: Rank | None = None
+    local_rank: int = 0
     awaits_rank: bool = False
     held: list[Message] = field(default_factory=list)  # for when it has its rank
     slowdown: Slowdown | None = None
@@ -69,6 +70,12 @@ class Workforce:
         """Return the ranks of living workers."""
         return [worker.rank for worker in self._workers.values() if worker.rank is not None]
 
+    def processes(self) -> Iterator[tuple[Rank, int, int]]:
+        """Yield rank, local rank and process of each living worker that has a rank."""
+        for worker in self._workers.values():
+            if worker.rank is not None and worker.child.process is not None:
+                yield worker.rank, worker.local_rank, worker.child.process.pid
+
     def rank(self, worker: WorkerId) -> Rank | None:
         """Return the rank of a living worker."""
         found = self._workers.get(worker)
@@ -99,7 +106,7 @@ class Workforce:
         found.child.channel.send(order, [fds[name] for name in order.fds])
         if order.prepare:
             return
-        found.rank = Rank(order.rank)
+        found.rank, found.local_rank = Rank(order.rank), order.local_rank
         found.awaits_rank = False
         for message in found.held:
             found.child.channel.send(message)

@@ -128,8 +128,9 @@ def _ranks(state: ScreenState, now: datetime, room: int, paint: _Painter) -> lis
     rows = state.rows()
     state.scroll(rows, room - 2 - len(above) - len(below))
     shown = rows[state.top : state.top + state.page]
-    columns = (*rank_columns(status), "waits")
-    cells = [(*rank_cells(rank, status), f"{_PERCENT * state.waits(rank['rank']):.0f} %") for rank in rows]
+    of_ranks = rank_columns(status)
+    columns = (*of_ranks, "waits")
+    cells = [(*rank_cells(rank, status, of_ranks), f"{_PERCENT * state.waits(rank['rank']):.0f} %") for rank in rows]
     widths = [max(map(len, (name, *column))) for name, *column in zip(columns, *cells, strict=True)]
     layout = _fitting(dict(zip(columns, widths, strict=True)), paint.columns)
     lines = [Text(_row([name.upper() for name in columns], columns, layout), style="bold")]

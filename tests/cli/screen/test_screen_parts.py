@@ -27,6 +27,8 @@ def status(count=512, per_node=8, **changed):
             "node": f"n{rank // per_node:02}",
             "local_rank": rank % per_node,
             "waiting": True,
+            "cpu_cores": 1.02,
+            "memory_bytes": 2_340_000_000,
         }
         for rank in range(count)
     ]
