@@ -86,6 +86,8 @@ class Recorder:
 def main():
     args = options()
     size = replace(SIZES[args.size], batch=args.batch or SIZES[args.size].batch)
+    for folder in filter(None, (args.digest_dir, args.step_log)):
+        folder.mkdir(parents=True, exist_ok=True)  # now: an error after the last step would be late
     torch.use_deterministic_algorithms(mode=True)
     job = deadpool.init()
     text = standard_library()

@@ -28,9 +28,11 @@ from deadpool_run.worker.groups.owner import GroupOwner
 from deadpool_run.worker.process import script_threads
 from deadpool_run.worker.transcript.transcript import Transcript
 
-_FREE_S = 1.0
-"""Wait up to this long until old communicators are freed. Gloo's threads end at once, unless one is stuck in a message
-that was cut in the middle."""
+_FREE_S = 0.1
+"""A repair waits up to this long until old communicators are freed. Gloo's threads end at once, unless one is stuck in a
+message that was cut in the middle. Then they are freed at Gloo's own timeout, and training goes on."""
+_FREE_AT_END_S = 1.0
+"""The same at the end of a group or of the process, which nobody waits for."""
 _END_S = 10.0
 """At the end, wait up to this long for collectives on the device, and for the end of its communicators."""
 _LOST_MEANWHILE = "another member was lost while communicators were being connected"
@@ -180,7 +182,7 @@ class Registry(GroupOwner):
             self.intact = self.run_ahead.ended
             self._aborts.append(quiesce(self.device, channels))
 
-    def _free_retired(self, timeout_s: float) -> str:
+    def _free_retired(self, timeout_s: float, free_s: float) -> str:
         """Abort, and free the communicators of all past epochs; return what could not be ended on the device in time."""
         with self._lock:
             self._abort_groups()
@@ -190,7 +192,7 @@ class Registry(GroupOwner):
             return unended
         with self._lock:
             retired, self._retired = self._retired, []
-        self.wait_threads.free(retired, _FREE_S)
+        self.wait_threads.free(retired, free_s)
         return ""
 
     def _wait_aborted(self, deadline: float) -> str:
@@ -218,7 +220,7 @@ class Registry(GroupOwner):
         already interrupt this, so that no loss is missed. On `AttachError` the groups stay fake.
         """
         began, groups = time.monotonic(), list(self.groups)
-        if unended := self._free_retired(timeout.total_seconds()):
+        if unended := self._free_retired(timeout.total_seconds(), _FREE_S):
             raise AttachError(f"communicators of the last epoch are not free: {unended}")
         rendezvous, timeout = self._open(store, prefix), timeout - timedelta(seconds=time.monotonic() - began)
         with self._attempt(rendezvous, [group.spec for group in groups], timeout, host=self._host_used) as attempt:
@@ -290,9 +292,9 @@ class Registry(GroupOwner):
         script_threads.note_older()
         if self.device is not None and self.state is GroupState.ATTACHED and not self.step_failed:
             self._end_in_order(self.device)
-        self._free_retired(_END_S)
+        self._free_retired(_END_S, _FREE_AT_END_S)
         if self._host_mesh is not None:
-            self._host_mesh.join(_FREE_S)
+            self._host_mesh.join(_FREE_AT_END_S)
         self.groups.clear()
         self._gloo_device = self._connections = None
 
@@ -381,7 +383,7 @@ class Registry(GroupOwner):
             shut_down(self.device, [channel]).wait(time.monotonic() + group.spec.timeout.total_seconds())
             with self._lock:
                 self._leaving.remove(channel)
-        self.wait_threads.free(inners, _FREE_S)
+        self.wait_threads.free(inners, _FREE_AT_END_S)
 
     def place(self, store: Store, prefix: str, *, attached: bool) -> None:
         """Set where groups created from now on meet, and whether they connect."""
