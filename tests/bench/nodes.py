@@ -15,7 +15,8 @@ since that ends the job. With --spare-mode hot, the lost machine is the one whos
 torchrun's script writes a checkpoint after every step.
 
 Before the losses, two machines with two ranks each train without a loss. The commit latency of a snapshot is the time from the
-end of the last rank's step until `status`, polled every 50 ms, shows the version as committed. With --mib the model is linear
+end of the last rank's step until `status`, polled every 50 ms, shows the version as committed. The steps that a loss would
+repeat are those that some rank has completed since the committed version, at any moment of that time. With --mib the model is linear
 layers under DDP or FSDP2 with a state of that size in each rank, each machine has one rank all the time, and torchrun is left
 out.
 """
@@ -26,9 +27,11 @@ import sys
 import tempfile
 import time
 import uuid
+from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -324,9 +327,12 @@ def _commits(run: Fleet, count: int) -> dict[str, float]:
     run.wait("enough snapshots are committed", enough, BOUND_S, STATUS_S)
     (first, _), *_, (last, _) = seen.values()
     ends: dict[int, int] = {}
+    first_ends: dict[int, int] = {}
     for log in run.logs:
         for stamp in log.read():
-            ends[stamp.step + 1] = max(stamp.ns, ends.get(stamp.step + 1, 0))
+            version = stamp.step + 1
+            ends[version] = max(stamp.ns, ends.get(version, 0))
+            first_ends[version] = min(stamp.ns, first_ends.get(version, stamp.ns))
     latencies = [
         (at - ends[version]) / 1e9 for version, (_, at) in [*seen.items()][1:]
     ]  # the first was committed before `seen`
@@ -338,7 +344,26 @@ def _commits(run: Fleet, count: int) -> dict[str, float]:
         "latency_p50_s": median(latencies),
         "latency_max_s": max(latencies),
         "steps_per_snapshot_p50": median(steps),
+        **_at_risk(first_ends, {version: at for version, (_, at) in seen.items()}),
     }
+
+
+def _at_risk(ends: dict[int, int], committed: dict[int, int]) -> dict[str, float]:
+    """Return how many steps a loss would have repeated, at the 95th and 99th percentile of all moments, and at most.
+
+    `ends`: when the first rank completed the steps of a version. `committed`: when it was committed.
+    """
+    begin, end = min(committed.values()), max(committed.values())
+    moments = sorted({at for at in (*ends.values(), *committed.values()) if begin <= at <= end})
+    times: dict[int, int] = defaultdict(int)
+    for since, until in pairwise(moments):
+        done = max((version for version, at in ends.items() if at <= since), default=0)
+        safe = max(version for version, at in committed.items() if at <= since)
+        times[done - safe] += until - since
+    counts = sorted(times)
+    shares = list(accumulate(times[steps] / (end - begin) for steps in counts))
+    p95, p99 = (counts[bisect_left(shares, share)] for share in (0.95, 0.99))
+    return {"at_risk_p95": p95, "at_risk_p99": p99, "at_risk_max": counts[-1]}
 
 
 # --- results ---------------------------------------------------------------------------------------------------------
@@ -439,6 +464,7 @@ def main() -> int:
             f"{each['sent_mib_per_snapshot']:.1f}",
             *(_ms(each[name]) for name in ("step_p50_s", "latency_p50_s", "latency_max_s")),
             f"{each['steps_per_snapshot_p50']:g}",
+            *(each[name] for name in ("at_risk_p95", "at_risk_p99", "at_risk_max")),
         ]
         for layout, each in values["snapshots"].items()
     ]
@@ -448,6 +474,9 @@ def main() -> int:
         "commit latency, ms, p50",
         "max",
         "steps between snapshots, p50",
+        "steps that a loss would repeat, p95",
+        "p99",
+        "max",
     ]
     table([[f"{2 * commit_ranks(args)} ranks on 2 machines, sum of all ranks", *titles], *rows])
     result("nodes", {"parameters": vars(args), "results": values})
