@@ -267,7 +267,7 @@ def test_narrow_terminals_do_without_columns():
     head = {
         columns: next(line for line in lines(state, columns) if line.startswith("RANK")) for columns in (200, 60, 40)
     }
-    assert [len(head[columns].split()) for columns in (200, 60, 40)] == [9, 7, 4]
+    assert [len(head[columns].split()) for columns in (200, 60, 40)] == [11, 7, 4]
     assert "PHASE" in head[40]
 
 
