@@ -53,6 +53,8 @@ def doctor(
 def _measure(show: "Callable[[Finding], None]", timeout_s: float) -> bool:
     """Measure on GPUs and print the report; False if there are none."""
     from deadpool_run.cli.doctor import gpu  # noqa: PLC0415 - help does without
+    from deadpool_run.cli.doctor.conformance import conform  # noqa: PLC0415 - as above
+    from deadpool_run.cli.doctor.findings import Finding  # noqa: PLC0415 - as above
     from deadpool_run.cli.options.machine import DEVICES, count_gpus  # noqa: PLC0415 - as above
 
     gpus = count_gpus(os.environ, DEVICES)
@@ -60,9 +62,13 @@ def _measure(show: "Callable[[Finding], None]", timeout_s: float) -> bool:
         show(few)
     if gpus == 0:
         return False
+    behaviours = list[Finding]()
+    for found in conform(os.environ, timeout_s) if few is None else ():
+        show(found)
+        behaviours.append(found)
     rows = []
     for measured in gpu.measure(os.environ, min(gpus, gpu.MOST_RANKS), timeout_s):
         show(measured.finding)
         rows += [measured.row] if measured.row else []
-    sys.stdout.write(f"\nfor a report, with the output of `deadpool-run env`:\n\n{gpu.report(rows)}")
+    sys.stdout.write(f"\nfor a report, with the output of `deadpool-run env`:\n\n{gpu.report(rows, behaviours)}")
     return True

@@ -1,4 +1,4 @@
-"""`doctor --gpu`: on this machine's GPUs, the cost of a step, and a killed rank with the phases of its repair.
+"""The measurements of `doctor --gpu`: on this machine's GPUs, the cost of a step, and a killed rank with the phases of its repair.
 
 Each layout runs three times: with torchrun, with deadpool-run, and with deadpool-run and a killed rank. The weights of the
 last two must be equal.
@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,10 +68,11 @@ def measure(environment: Mapping[str, str], ranks: int, timeout_s: float) -> Ite
             yield _Layout(environment, layout, ranks, timeout_s, Path(folder)).measure()
 
 
-def report(rows: list[str]) -> str:
-    """Return the table to paste into a report."""
+def report(rows: list[str], behaviours: Sequence[Finding]) -> str:
+    """Return what to paste into a report: how many of the behaviours were seen, and the table."""
+    seen = sum(found.grade is Grade.OK for found in behaviours)
     head = [f"| {' | '.join(COLUMNS)} |", "| --- " * len(COLUMNS) + "|"]
-    return "\n".join([*head, *rows]) + "\n"
+    return "\n".join([f"behaviours seen: {seen} of {len(behaviours)}", "", *head, *rows]) + "\n"
 
 
 class _FailedError(Exception):

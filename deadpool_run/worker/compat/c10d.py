@@ -64,6 +64,11 @@ def end_coalescing(group: ProcessGroup, device: torch.device) -> Any:
     return group._end_coalescing(device)  # noqa: SLF001
 
 
+def coalescing(group: ProcessGroup | None, device: torch.device, *, async_ops: bool = False) -> Any:
+    """Return torch's context manager, within which the group's operations are collected. FSDP uses it."""
+    return distributed_c10d._coalescing_manager(group, device, async_ops=async_ops)  # noqa: SLF001
+
+
 def forget_coalescing(group: ProcessGroup) -> None:
     """Forget a coalescing that an exception has ended: torch would collect the group's later collectives, and never issue them."""
     distributed_c10d._world.pg_coalesce_state.pop(group, None)  # noqa: SLF001
@@ -75,6 +80,14 @@ def open_store(host: str, port: int, timeout: timedelta = STORE_TIMEOUT) -> Stor
         store = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timeout)
     store.set_timeout(STORE_TIMEOUT)
     return store
+
+
+def serve_store(listener: int, port: int, timeout: timedelta) -> Store:
+    """Return a store of this process's own on a listening socket. It is served as long as the object lives."""
+    with dns.short_timeout():
+        return TCPStore(
+            "127.0.0.1", port, is_master=True, wait_for_workers=False, timeout=timeout, master_listen_fd=listener
+        )
 
 
 def clone_store(store: Store) -> Store:

@@ -28,11 +28,9 @@ from deadpool_run.worker.groups.owner import GroupOwner
 from deadpool_run.worker.process import script_threads
 from deadpool_run.worker.transcript.transcript import Transcript
 
-_FREE_S = 0.1
-"""A repair waits up to this long until old communicators are freed. Gloo's threads end at once, unless one is stuck in a
-message that was cut in the middle. Then they are freed at Gloo's own timeout, and training goes on."""
-_FREE_AT_END_S = 1.0
-"""The same at the end of a group or of the process, which nobody waits for."""
+_FREE_S, _FREE_AT_END_S = 0.1, 1.0
+"""Wait up to this long, in a repair and at the end, until old communicators are freed. Gloo's threads end at once, unless
+one is stuck in a message that was cut in the middle: until Gloo's own timeout."""
 _END_S = 10.0
 """At the end, wait up to this long for collectives on the device, and for the end of its communicators."""
 _LOST_MEANWHILE = "another member was lost while communicators were being connected"

@@ -3,141 +3,59 @@
 tests/kit/device/fake_device.py names the source of each row, docs/gpu.md what each test shows.
 """
 
-import gc
 import os
 import threading
 import time
-import weakref
 from datetime import timedelta
 
 import pytest
 import torch
 import torch.distributed as dist
-from device_kit import Device, on_both, played_again, reduced, run
+from device_kit import Device, on_both, reduced, run
 from kit.world import FREED_S, LONG, TIMEOUT, later
 
 from deadpool_run.errors import AttachError
+from deadpool_run.worker.check import conformance
 from deadpool_run.worker.device import choose
 from deadpool_run.worker.groups.registry import GroupState
 
 
-def barriers(member, kind):
+def as_shipped(member, kind, name):
+    """Run a behaviour of `doctor --gpu`, which raises if it was another one."""
     device = Device(kind, member)
-    member.start()
-    number = device.place.index or 0
-    dist.barrier(device_ids=[number])
-    work = dist.barrier(device_ids=[number], async_op=True)
-    work.wait()
-    dist.barrier()
-    assert device.fake is None or device.fake.launches == 3
+    conformance.BEHAVIOURS[name](member, device.place)
     device.check()
-    assert not member.registry.step_failed
     member.registry.shut_down()
-    return member.failures
+    return None if device.fake is None else device.fake.launches
 
 
 @on_both
 def test_a_barrier_goes_where_its_device_ids_say(make_world, kind):
-    assert run(make_world, kind, barriers) == [[], []]
-
-
-def set_up(device, member):
-    """Return what a rank received, in the order of issue."""
-    other = 1 - member.rank
-    seed = torch.tensor([7 + 10 * member.rank, member.rank], device=device.place)
-    dist.broadcast(seed, src=0)
-    peer = torch.zeros(2, dtype=torch.long, device=device.place)
-    mine = torch.tensor([member.rank, 5], device=device.place)
-    ops = [dist.P2POp(dist.isend, mine, other), dist.P2POp(dist.irecv, peer, other)]
-    for work in dist.distributed_c10d.batch_isend_irecv(ops):
-        work.wait()
-    total = torch.tensor([member.rank + 1], device=device.place)
-    work = dist.all_reduce(total, async_op=True)
-    work.wait()
-    dist.barrier(device_ids=[device.place.index or 0])
-    last = torch.tensor([3 * (1 - member.rank)], device=device.place)
-    dist.broadcast(last, src=0)
-    return [seed.tolist(), peer.tolist(), total.tolist(), last.tolist()]
-
-
-def recorded(member, kind):
-    device = Device(kind, member)
-    return played_again(member, device, lambda: set_up(device, member))
+    assert run(make_world, kind, as_shipped, "barrier") in ([3, 3], [None, None])
 
 
 @on_both
 def test_a_replacement_rehearses_with_what_synchronous_and_coalesced_collectives_received(make_world, kind):
-    for rank, (got, again) in enumerate(run(make_world, kind, recorded)):
-        assert got == [[7, 0], [1 - rank, 5], [3], [3]]
-        assert again == got
-
-
-def two_stuck(member, kind):
-    device = Device(kind, member)
-    member.start()
-    groups = [dist.group.WORLD, dist.new_group([0, 1]), dist.new_group([0, 1])]
-    reduced(device)
-    member.meet("ready")
-    member.registry.begin_step()
-    if member.rank == 0:
-        works = [dist.all_reduce(device.full(1), group=group, async_op=True) for group in groups]
-        with later(0.2, member.registry.abort):
-            for work in works:
-                work.wait()
-            assert choose.device_backend().mark().wait(20)
-    member.registry.abort()
-    assert member.registry.step_failed
-    member.registry.attach(member.store, "e2", TIMEOUT)
-    member.registry.begin_step()
-    total = [reduced(device)[0]]
-    for group in groups[1:]:
-        dist.all_reduce(tensor := device.full(2), group=group)
-        total.append(tensor[0].item())
-    device.check()
-    member.registry.shut_down()
-    return total
+    run(make_world, kind, as_shipped, "recorded")
 
 
 @on_both
 def test_several_stuck_communicators_are_aborted_at_the_same_time(make_world, kind):
-    assert run(make_world, kind, two_stuck) == [[2, 4, 4]] * 2
+    run(make_world, kind, as_shipped, "stuck")
 
 
 def cut_coalescing(member, kind):
     device = Device(kind, member)
-    member.start()
-    reduced(device)
-    member.meet("ready")
-    other = 1 - member.rank
-    aborted = threading.Event()
-    with dist.distributed_c10d._coalescing_manager(dist.group.WORLD, device.place, async_ops=True) as manager:
-        dist.isend(device.full(1), other)
-        thread = threading.Thread(target=lambda: (member.registry.abort(), aborted.set()))
-        thread.start()
-        thread.join()
-        dist.irecv(device.full(1), other)
-    manager.wait()
-    member.meet("aborted")
-    member.registry.attach(member.store, "e2", TIMEOUT)
-    got = reduced(device)
-    member.registry.abort()
-    member.registry.attach(member.store, "e3", TIMEOUT)
-    manager = dist.distributed_c10d._coalescing_manager(dist.group.WORLD, device.place)
-    manager.__enter__()  # an exception of the script: torch does not end the coalescing then
-    dist.isend(device.full(1), other)
-    member.registry.abort()
-    member.registry.attach(member.store, "e4", TIMEOUT)
-    got += reduced(device)
+    conformance.coalescing(member, device.place)
     device.check()
     if device.fake is not None:
         assert device.fake.depth == 0
     member.registry.shut_down()
-    return got
 
 
 @on_both
 def test_a_coalescing_that_an_abort_cuts_poisons_no_later_call(make_world, kind):
-    assert run(make_world, kind, cut_coalescing) == [[2.0] * 8] * 2
+    run(make_world, kind, cut_coalescing)
 
 
 def held_inside(member, kind):
@@ -219,58 +137,31 @@ def test_a_loss_frees_a_rank_that_connects_on_the_device(make_world):
     assert run(make_world, "fake", connecting) == [(True, [2.0] * 4)] * 2
 
 
-def ends_first(member, kind):
-    device = Device(kind, member)
-    member.start()
-    reduced(device)
-    tensor = device.full(member.rank + 1, 1 << 16)
-    if member.rank == 0:
-        dist.all_reduce(tensor, async_op=True)
-        member.store.set("issued", "1")
-        member.registry.shut_down()
-        device.check()
-        return None
-    member.store.wait(["issued"], TIMEOUT)
-    threading.Event().wait(0.3)
-    work = dist.all_reduce(tensor, async_op=True)
-    work.wait()
-    got = tensor.min().item(), tensor.max().item()
-    member.registry.shut_down()
-    device.check()
-    return got
-
-
 @on_both
 def test_a_rank_that_ends_first_brings_its_collectives_to_their_end(make_world, kind):
-    assert run(make_world, kind, ends_first)[1] == (3.0, 3.0)
+    run(make_world, kind, as_shipped, "ends-first")
 
 
 def recovers_often(member, kind):
     device = Device(kind, member)
-    member.start()
-    tensors, sizes = [], []
-    if device.fake is not None:  # as much as one epoch needs
-        device.fake.memory_limit = device.fake.memory + (1 << 15)
-    for epoch in range(2, 22):
-        tensor = device.full(1, 1 << 12)
-        tensors.append(weakref.ref(tensor))
-        dist.all_reduce(tensor, async_op=True)  # nobody waits for it, as after an abort
-        del tensor
-        member.meet(f"issued{epoch}")
-        member.registry.abort()
-        member.registry.attach(member.store, f"e{epoch}", TIMEOUT)
-        sizes.append(0 if device.fake is None else device.fake.memory)
-    gc.collect()
-    alive = sum(tensor() is not None for tensor in tensors)
+    start = member.start
+
+    def start_with_a_limit():
+        start()
+        if device.fake is not None:  # as much as one epoch needs
+            device.fake.memory_limit = device.fake.memory + (1 << 15)
+
+    member.start = start_with_a_limit
+    conformance.recovers_often(member, device.place)
     count = None if device.fake is None else len(device.fake.communicators)
     device.check()
     member.registry.shut_down()
-    return alive, count, len(set(sizes))
+    return count
 
 
 @on_both
 def test_nothing_of_past_epochs_stays_in_memory(make_world, kind):
-    assert run(make_world, kind, recovers_often) in ([(0, 1, 1)] * 2, [(0, None, 1)] * 2)
+    assert run(make_world, kind, recovers_often) in ([1, 1], [None, None])
 
 
 def has_no_memory(member, kind):
@@ -375,23 +266,9 @@ def test_a_groups_own_options_reach_the_library_and_gloo_groups_stay_on_the_host
     assert run(make_world, "fake", asks) == [([None, {"priority": "high"}], [2.0, 2.0])] * 2
 
 
-def destroys(member, kind):
-    device = Device(kind, member)
-    member.start()
-    group = dist.new_group([0, 1])
-    reduced(device)
-    if member.rank == 0:  # rank 1 is stuck and will never take part
-        dist.all_reduce(device.full(1), group=group, async_op=True)
-        with later(0.3, member.registry.abort):
-            dist.destroy_process_group(group)
-    device.check()
-    member.meet("destroyed")
-    return member.registry.state is GroupState.ABORTED
-
-
 @on_both
 def test_an_abort_frees_a_rank_that_destroys_a_group(make_world, kind):
-    assert run(make_world, kind, destroys)[0]
+    run(make_world, kind, as_shipped, "destroys")
 
 
 def creates_late(member, kind):
