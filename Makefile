@@ -1,7 +1,8 @@
 # Every target creates its environment in .venv; nothing else is installed or changed.
 #
 #   make demo                     train a small GPT, kill a rank, compare the weights bit by bit
-#   make test                     lint, types, import contracts and tests; CI runs this, and make test-frameworks if it can
+#   make test                     lint, types, import contracts and the tests that fit into a quarter of an hour
+#   make test-thorough            the others that CI runs, too: half an hour
 #   make PYTHON=python3.12 test   with another interpreter (3.11 or later)
 #   make TORCH_INDEX=https://download.pytorch.org/whl/cpu demo
 #                                 with torch's small CPU build; by default pip fetches the CUDA build on Linux
@@ -34,7 +35,7 @@ SOURCES := deadpool_run tests recipes
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test suite test-torch test-device test-cuda-wheel test-gpu test-torch-api lint format test-long frameworks test-frameworks matrix search test-slurm bench dist docs-tools docs clean
+.PHONY: help demo test suite test-thorough test-torch test-device test-cuda-wheel test-gpu test-torch-api lint format test-long frameworks test-frameworks matrix search test-slurm bench dist docs-tools docs clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\): .*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
@@ -58,11 +59,14 @@ demo: $(STAMP)  ## train a small GPT, kill a rank, compare the weights bit by bi
 test: lint suite  ## lint, types, import contracts and tests
 
 suite: $(STAMP)
-	$(BIN)/python -m pytest -m 'not slow and not slurm and not frameworks' -n $(JOBS) --dist loadgroup
+	$(BIN)/python -m pytest -m 'not thorough and not slow and not slurm and not frameworks' -n $(JOBS) --dist loadgroup
+
+test-thorough: $(STAMP)  ## run the tests that `make test` leaves out to be short, and that CI runs
+	$(BIN)/python -m pytest -m 'thorough and not slow and not slurm and not frameworks' -n $(JOBS) --dist loadgroup
 
 test-torch:  ## run the tests with another torch: make TORCH=2.15.0 test-torch
 	@test -n '$(TORCH)' || { echo "name a version: make TORCH=2.15.0 test-torch" >&2; exit 1; }
-	$(MAKE) VENV=.venv-torch-$(TORCH) suite
+	$(MAKE) VENV=.venv-torch-$(TORCH) suite test-thorough
 
 test-device: $(STAMP)  ## loops and the ladder on a fake GPU, and planted defects: writes docs/gpu.md
 	$(BIN)/python -m pytest tests/process/test_fake_device.py tests/process/test_ladder.py tests/worker/device \

@@ -2,6 +2,7 @@
 
 import gc
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import hypothesis
 import pytest
 from kit import processes
 from kit.cluster import Cluster
+from kit.tiers import THOROUGH, function_of
 
 # Machines are busy, and no test asserts how long anything takes.
 hypothesis.settings.register_profile("untimed", deadline=None)
@@ -17,10 +19,20 @@ hypothesis.settings.load_profile("untimed")  # the option --hypothesis-profile l
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Jobs over several hosts run one at a time: two dozen processes each are enough for the time-outs between hosts."""
+    """Jobs over several hosts run one at a time: two dozen processes each are enough for the time-outs between hosts.
+
+    Of the tests that take long, `make test` runs the first of several cases, and `make test-thorough` the others.
+    """
+    cases = Counter(function_of(item) for item in items if not item.get_closest_marker("slow"))
+    begun: set[str] = set()
     for item in items:
         if isinstance(item, pytest.Function) and "net" in item.fixturenames:
             item.add_marker(pytest.mark.xdist_group("hosts"))
+        function = function_of(item)
+        if function in THOROUGH and not item.get_closest_marker("slow"):
+            if function in begun or cases[function] == 1:
+                item.add_marker("thorough")
+            begun.add(function)
 
 
 @pytest.fixture(autouse=True)

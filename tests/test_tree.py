@@ -5,6 +5,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from kit.tiers import THOROUGH
 
 PACKAGE = Path(__file__).parents[1] / "deadpool_run"
 MODULES = sorted(PACKAGE.rglob("*.py"))
@@ -30,3 +31,9 @@ def test_no_two_public_classes_share_a_name():
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
     )
     assert [name for name, count in names.items() if count > 1] == []
+
+
+def test_the_list_of_thorough_tests_names_tests():
+    for each in THOROUGH:
+        file, *_, name = each.split("::")
+        assert name in (PACKAGE.parent / file).read_text(encoding="utf-8"), each

@@ -91,5 +91,5 @@ def test_a_mirrored_rank_entry_shows_what_it_is_of_but_nobody_waits_for_its_copi
     assert seen.copying == 0
     assert here.taken == 0, "it is the memory of another node"
     assert here.rank_entries[0].words() != seen.words()
-    with pytest.raises(ValueError, match="16 words"):
+    with pytest.raises(ValueError, match=f"{WORDS} words"):
         here.rank_entries[1].mirror((1, 2))
