@@ -305,13 +305,13 @@ def main(name: str, rank: int, port: int, listener: int | None = None) -> None:
     """Run this rank of a behaviour. Raises `ConformanceError` if it was another one."""
     if torch.cuda.is_available():
         torch.cuda.set_device(rank)
+    device = choose.device_backend()
+    _require("torch has no library for collectives on GPUs here", device is not None)
+    assert device is not None
     if listener is None:
         store = c10d.open_store("127.0.0.1", port, TIMEOUT)
     else:
         store = c10d.serve_store(listener, port, TIMEOUT)
-    device = choose.device_backend()
-    _require("torch has no library for collectives on GPUs here", device is not None)
-    assert device is not None
     peer = _Process(rank, store)
     BEHAVIOURS[name](peer, device.place())
     peer.registry.shut_down()
