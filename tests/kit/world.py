@@ -5,8 +5,6 @@ import gc
 import multiprocessing
 import os
 import signal
-import threading
-import time
 import traceback
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
@@ -15,14 +13,11 @@ import torch
 import torch.distributed as dist
 
 from deadpool_run.agent.spec import DEFAULT_PRELOAD
-from deadpool_run.vault.status_page import StatusPage, create_status_page
-from deadpool_run.worker.groups.backend import install
-from deadpool_run.worker.groups.registry import GroupState, Registry
+from deadpool_run.worker.check.conformance import TIMEOUT, ConformanceRank
 
 # Torch's stores look up the name of each peer. If no name server answers, do not wait long for it.
 os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
 LIMIT_S = float(os.environ.get("KIT_LIMIT_S", "60"))
-TIMEOUT = timedelta(seconds=30)
 LONG = timedelta(seconds=50)
 """A user's timeout that no test may reach."""
 FREED_S = 5.0
@@ -31,56 +26,21 @@ _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload([*DEFAULT_PRELOAD, "torch.distributed.nn.functional", "kit.world"])
 
 
-@contextlib.contextmanager
-def later(seconds, act):
-    """Call `act` on another thread after `seconds`. The yielded list gets the time of the call."""
-    moments = []
-
-    def call():
-        moments.append(time.monotonic())
-        act()
-
-    timer = threading.Timer(seconds, call)
-    timer.start()
-    try:
-        yield moments
-    finally:
-        timer.join()
-
-
-class Member:
+class Member(ConformanceRank):
     """The argument of a test's function in its process."""
 
     def __init__(self, port, rank, size, prefix, host="127.0.0.1"):
-        self.rank, self.size = rank, size
-        self.store = dist.TCPStore(host, port, is_master=False, timeout=TIMEOUT)
-        self.prefix = prefix
-        self.failures = []
-        self.new_registry()
-
-    def new_registry(self):
-        status_page = StatusPage(create_status_page(1), 1)
-        self.registry = Registry(rank_entry=status_page.rank_entries[0], on_failure=self.failures.append)
+        store = dist.TCPStore(host, port, is_master=False, timeout=TIMEOUT)
+        super().__init__(rank, store, size=size, prefix=prefix)
 
     def start(self, *, attached=True, backend="deadpool", timeout=TIMEOUT):
         """Become a member of the world, on deadpool groups or on plain Gloo for comparison."""
         if backend == "deadpool":
-            install(self.registry, store=self.store.clone(), prefix=self.prefix, attached=attached)
-            store = dist.PrefixStore(f"torch{os.getpid()}", self.store)
-        else:
-            store = dist.PrefixStore("torch", self.store)
+            super().start(attached=attached, timeout=timeout)
+            return
+        store = dist.PrefixStore("torch", self.store)
         dist.init_process_group(backend, store=store, rank=self.rank, world_size=self.size, timeout=timeout)
-        assert (
-            self.registry.state is (GroupState.ATTACHED if attached else GroupState.REHEARSING) or backend != "deadpool"
-        )
-        if attached:
-            self.meet("started")  # otherwise a member's first action may break a connection that its peer still makes
-
-    def meet(self, name, count=None):
-        """A barrier through the store."""
-        if self.store.add(f"meet/{name}", 1) == (count or self.size):
-            self.store.set(f"met/{name}", "1")
-        self.store.wait([f"met/{name}"], TIMEOUT)
+        self.meet("started")
 
 
 def _main(pipe, place, target, args):

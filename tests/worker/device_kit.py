@@ -7,8 +7,8 @@ import torch
 import torch.distributed as dist
 from kit.device import fake_device
 
+from deadpool_run.worker.check import conformance
 from deadpool_run.worker.device import choose
-from deadpool_run.worker.transcript.transcript import Transcript
 
 NCCL = pytest.param(
     "nccl",
@@ -56,17 +56,7 @@ def reduced(device, value=1):
 
 def played_again(member, device, calls):
     """Return the results of these calls, and those of a rehearsal that gets them from the transcript."""
-    member.registry.recording = Transcript()
-    member.start()
-    got = calls()
-    transcript = member.registry.recording.to_bytes()
-    member.registry.recording = None
-    member.registry.shut_down()
-    dist.destroy_process_group()
-    member.new_registry()
-    member.registry.playback = played = Transcript.from_bytes(transcript)
-    member.start(attached=False)
-    again = calls()
-    device.check()
-    assert (played.misses, played.left) == (0, 0), (played.first_miss, played.left)
-    return got, again
+    try:
+        return conformance.played_again(member, calls)
+    finally:
+        device.check()

@@ -12,7 +12,8 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from deadpool_run.cli.doctor.findings import Finding, Grade
+from deadpool_run.cli.check.run import end_of
+from deadpool_run.cli.doctor.findings import Finding, Grade, without_options
 
 STATEMENTS: Mapping[str, str] = {
     "barrier": "barriers go to the device",
@@ -28,11 +29,12 @@ STATEMENTS: Mapping[str, str] = {
 PROGRAM = (sys.executable, "-P", "-m", "deadpool_run.worker.check.conformance")
 _SIZE = 2
 _LINES_SHOWN = 6
+_END_S = 1.0
 
 
 def conform(environment: Mapping[str, str], timeout_s: float, program: Sequence[str] = PROGRAM) -> Iterator[Finding]:
     """Yield whether each behaviour was seen. Each may take `timeout_s`."""
-    env = {name: value for name, value in environment.items() if not name.startswith(("DEADPOOL_", "PET_"))}
+    env = without_options(environment)
     for name, statement in STATEMENTS.items():
         with tempfile.TemporaryDirectory(prefix="deadpool-doctor-", ignore_cleanup_errors=True) as folder:
             why = _failure(name, env, timeout_s, program, Path(folder))
@@ -57,13 +59,13 @@ def _failure(name: str, env: Mapping[str, str], timeout_s: float, program: Seque
                 env=env,
                 pass_fds=[listener.fileno()] if serves else [],
             )
-            stack.callback(_end, process)
+            stack.callback(process.kill)
             ranks.append(process)
         first, second = ranks
-        codes = [_code(second, deadline)]
+        second_code = end_of(second, deadline - time.monotonic(), _END_S)
         assert first.stdin is not None
         first.stdin.close()  # it serves the store until then
-        codes.insert(0, _code(first, deadline))
+        codes = [end_of(first, max(0.0, deadline - time.monotonic()), _END_S), second_code]
     lines = []
     for rank, code in enumerate(codes):
         if code != 0:
@@ -71,17 +73,3 @@ def _failure(name: str, env: Mapping[str, str], timeout_s: float, program: Seque
             how = f"did not end within {timeout_s:g} s" if code is None else f"ended with exit code {code}"
             lines += [f"    rank {rank} {how}; its last lines:", *(f"      {line}" for line in said)]
     return "\n".join(lines)
-
-
-def _code(process: subprocess.Popen[bytes], deadline: float) -> int | None:
-    """Return the exit code; None at the deadline."""
-    try:
-        return process.wait(max(0.0, deadline - time.monotonic()))
-    except subprocess.TimeoutExpired:
-        return None
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    if process.poll() is None:
-        process.kill()
-        process.wait()

@@ -18,6 +18,7 @@ from deadpool_run.errors import UsageError
 from deadpool_run.text import size
 from deadpool_run.vault.headroom import room
 
+_OURS = ("DEADPOOL_", "PET_")
 _FILES = 4096
 _PROCESSES = 1024
 _SMALL_ROOM = 1 << 30
@@ -39,6 +40,11 @@ class Finding:
     grade: Grade
     name: str
     text: str
+
+
+def without_options(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of a run of the doctor's own: without the user's options for runs."""
+    return {name: value for name, value in environment.items() if not name.startswith(_OURS)}
 
 
 def findings(environment: Mapping[str, str]) -> Iterator[Finding]:

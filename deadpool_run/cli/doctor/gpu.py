@@ -16,7 +16,7 @@ from typing import Any
 
 from deadpool_run.agent.console import installed_version
 from deadpool_run.cli.check.run import end_of
-from deadpool_run.cli.doctor.findings import Finding, Grade
+from deadpool_run.cli.doctor.findings import Finding, Grade, without_options
 from deadpool_run.core.effects import PHASES
 from deadpool_run.text import size
 
@@ -132,8 +132,7 @@ class _Layout:
         folder = self.home / name
         folder.mkdir()
         training = ("-m", "deadpool_run.worker.check.measured", self.layout, str(folder), str(fatal_step))
-        users = {name: value for name, value in self.environment.items() if not name.startswith(("DEADPOOL_", "PET_"))}
-        env = _SAME_ORDER | users
+        env = _SAME_ORDER | without_options(self.environment)
         with (folder / "output").open("w+b") as output:
             process = subprocess.Popen(  # noqa: S603 - our own
                 [*launcher, *training], stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=env

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from deadpool_run.cli.check.run import end_of
-from deadpool_run.cli.doctor.findings import Finding, Grade
+from deadpool_run.cli.doctor.findings import Finding, Grade, without_options
 
 _SCRIPT = """
 import os
@@ -93,7 +93,7 @@ def swap(environment: Mapping[str, str], timeout_s: float) -> Finding:
 
 def _run(here: Path, environment: Mapping[str, str], timeout_s: float) -> tuple[int | None, str]:
     """Return exit code and output of the run; None as the code at the time limit."""
-    env = {name: value for name, value in environment.items() if not name.startswith(("DEADPOOL_", "PET_"))}
+    env = without_options(environment)
     job = ("--nproc-per-node", str(_RANKS), "--spares", "1", "--run-dir", str(here / "run"), "--log-dir", os.devnull)
     options = ("--standalone", "--no-slurm", "--no-config", *job)
     command = [sys.executable, "-P", "-m", "deadpool_run", "run", *options, str(here / "swap.py"), str(here)]

@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -30,6 +30,7 @@ from deadpool_run.worker.groups.registry import GroupState, Registry
 from deadpool_run.worker.transcript.transcript import Transcript
 
 SIZE = 2
+_Result = TypeVar("_Result")
 TIMEOUT = timedelta(seconds=30)
 _DEVICE_S = 20.0
 _LATER_S = 0.3
@@ -43,22 +44,34 @@ class ConformanceError(AssertionError):
     """The library behaved otherwise."""
 
 
-class ConformanceRank(Protocol):
-    """One of the two ranks."""
+class ConformanceRank:
+    """This process, as one of the ranks of a program."""
 
-    rank: int
-    store: Store
-    registry: Registry
-    failures: list[str]
+    def __init__(self, rank: int, store: Store, *, size: int = SIZE, prefix: str = "e1") -> None:
+        self.rank, self.size, self.store, self.prefix = rank, size, store, prefix
+        self.failures: list[str] = []
+        self.new_registry()
 
     def new_registry(self) -> None:
-        """Begin anew, as a process that has no groups."""
+        """Forget all groups, as a new process."""
+        page = StatusPage(create_status_page(1), 1)
+        self.registry = Registry(rank_entry=page.rank_entries[0], on_failure=self.failures.append)
 
-    def start(self, *, attached: bool = True) -> None:
-        """Create the world."""
+    def start(self, *, attached: bool = True, timeout: timedelta = TIMEOUT) -> None:
+        """Create the world, of ranks that are connected, or of one that rehearses. `timeout` is that of its collectives."""
+        install(self.registry, store=c10d.clone_store(self.store), prefix=self.prefix, attached=attached)
+        own = PrefixStore(f"torch{os.getpid()}", self.store)
+        dist.init_process_group("deadpool", store=own, rank=self.rank, world_size=self.size, timeout=timeout)
+        wanted = GroupState.ATTACHED if attached else GroupState.REHEARSING
+        _same("state of the groups", self.registry.state, wanted)
+        if attached:
+            self.meet("started")  # otherwise a rank's first action may break a connection that its peer still makes
 
-    def meet(self, name: str) -> None:
-        """Wait for the other rank here."""
+    def meet(self, name: str, count: int | None = None) -> None:
+        """Wait here for all ranks, or for so many."""
+        if self.store.add(f"meet/{name}", 1) == (count or self.size):
+            self.store.set(f"met/{name}", "1")
+        self.store.wait([f"met/{name}"], TIMEOUT)
 
 
 def barrier(peer: ConformanceRank, place: torch.device) -> None:
@@ -73,9 +86,16 @@ def barrier(peer: ConformanceRank, place: torch.device) -> None:
 
 def recorded(peer: ConformanceRank, place: torch.device) -> None:
     """Issue collectives of each kind, and play them again from the transcript."""
+    got, again = played_again(peer, lambda: _set_up(peer, place))
+    _same("received", got, [[7, 0], [1 - peer.rank, 5], [3], [3]])
+    _same("received from the transcript", again, got)
+
+
+def played_again(peer: ConformanceRank, calls: Callable[[], _Result]) -> tuple[_Result, _Result]:
+    """Return the results of these calls, and those of a rehearsal that gets them from the transcript."""
     peer.registry.recording = Transcript()
     peer.start()
-    got = _set_up(peer, place)
+    got = calls()
     transcript = peer.registry.recording.to_bytes()
     peer.registry.recording = None
     peer.registry.shut_down()
@@ -83,10 +103,10 @@ def recorded(peer: ConformanceRank, place: torch.device) -> None:
     peer.new_registry()
     peer.registry.playback = played = Transcript.from_bytes(transcript)
     peer.start(attached=False)
-    again = _set_up(peer, place)
-    _same("received", got, [[7, 0], [1 - peer.rank, 5], [3], [3]])
-    _same("received from the transcript", again, got)
-    _same("not in the transcript, and left of it", [played.misses, played.left], [0, 0])
+    again = calls()
+    found = played.misses, played.left
+    _require(f"not in the transcript, and left of it: {found}; {played.first_miss}", found == (0, 0))
+    return got, again
 
 
 def _set_up(peer: ConformanceRank, place: torch.device) -> list[list[int]]:
@@ -116,7 +136,7 @@ def stuck(peer: ConformanceRank, place: torch.device) -> None:
     peer.registry.begin_step()
     if peer.rank == 0:
         works = [dist.all_reduce(_full(place, 1), group=group, async_op=True) for group in groups]
-        with later(peer.registry.abort):
+        with later(_LATER_S, peer.registry.abort):
             for work in works:
                 _wait(work)
             _require("the device is still stuck after the abort", _is_done())
@@ -192,22 +212,24 @@ def recovers_often(peer: ConformanceRank, place: torch.device) -> None:
     _require(f"{grown} bytes of GPU memory were not freed in {_RECOVERIES} repairs", grown < _GROWTH)
 
 
-def lost_peer(peer: ConformanceRank, place: torch.device) -> None:
-    """End rank 1 in a step: the collective of rank 0 waits until the abort, and no longer."""
+def lost_peer(peer: ConformanceRank, place: torch.device) -> torch.Tensor:
+    """End rank 1 in a step: the collective of rank 0 waits until the abort, and no longer. Return its output."""
     peer.start()
     _sum(place)
     peer.meet("ready")
     if peer.rank == 1:
         os._exit(0)
     peer.registry.begin_step()
-    work = dist.all_reduce(_full(place, 1), async_op=True)
-    with later(peer.registry.abort) as aborted:
+    tensor = _full(place, 1)
+    work = dist.all_reduce(tensor, async_op=True)
+    with later(_LATER_S, peer.registry.abort) as aborted:
         _wait(work)
         _require("the device is still stuck after the abort", _is_done())
         _require("the collective ended before the abort", bool(aborted))
     _require("the step did not fail", peer.registry.step_failed)
     dist.all_reduce(after := _full(place, 1))
     _same("the fake result of a later collective", after.tolist(), [1] * 4)
+    return tensor
 
 
 def destroys(peer: ConformanceRank, place: torch.device) -> None:
@@ -217,22 +239,22 @@ def destroys(peer: ConformanceRank, place: torch.device) -> None:
     _sum(place)
     if peer.rank == 0:
         dist.all_reduce(_full(place, 1), group=group, async_op=True)
-        with later(peer.registry.abort):
+        with later(_LATER_S, peer.registry.abort):
             dist.destroy_process_group(group)
         _same("state", peer.registry.state, GroupState.ABORTED)
     peer.meet("destroyed")
     peer.registry.abort()
 
 
-BEHAVIOURS: Mapping[str, Callable[[ConformanceRank, torch.device], None]] = {
+BEHAVIOURS: Mapping[str, Callable[[ConformanceRank, torch.device], object]] = {
     each.__name__.replace("_", "-"): each
     for each in (barrier, recorded, stuck, coalescing, ends_first, recovers_often, lost_peer, destroys)
 }
 
 
 @contextmanager
-def later(act: Callable[[], object], seconds: float = _LATER_S) -> Iterator[list[float]]:
-    """Call `act` in another thread after so long. The list has the time of the call, once it has begun."""
+def later(seconds: float, act: Callable[[], object]) -> Iterator[list[float]]:
+    """Call `act` on another thread after `seconds`. The yielded list gets the time of the call."""
     moments: list[float] = []
 
     def call() -> None:
@@ -276,31 +298,6 @@ def _same(what: str, got: object, wanted: object) -> None:
     _require(f"{what}: {got}, not {wanted}", got == wanted)
 
 
-class _Process:
-    """This process as a `ConformanceRank`."""
-
-    def __init__(self, rank: int, store: Store) -> None:
-        self.rank, self.store = rank, store
-        self.failures: list[str] = []
-        self.new_registry()
-
-    def new_registry(self) -> None:
-        page = StatusPage(create_status_page(1), 1)
-        self.registry = Registry(rank_entry=page.rank_entries[0], on_failure=self.failures.append)
-
-    def start(self, *, attached: bool = True) -> None:
-        install(self.registry, store=c10d.clone_store(self.store), prefix="e1", attached=attached)
-        own = PrefixStore(f"torch{os.getpid()}", self.store)
-        dist.init_process_group("deadpool", store=own, rank=self.rank, world_size=SIZE, timeout=TIMEOUT)
-        if attached:
-            self.meet("started")
-
-    def meet(self, name: str) -> None:
-        if self.store.add(f"meet/{name}", 1) == SIZE:
-            self.store.set(f"met/{name}", "1")
-        self.store.wait([f"met/{name}"], TIMEOUT)
-
-
 def main(name: str, rank: int, port: int, listener: int | None = None) -> None:
     """Run this rank of a behaviour. Raises `ConformanceError` if it was another one."""
     if torch.cuda.is_available():
@@ -312,7 +309,7 @@ def main(name: str, rank: int, port: int, listener: int | None = None) -> None:
         store = c10d.open_store("127.0.0.1", port, TIMEOUT)
     else:
         store = c10d.serve_store(listener, port, TIMEOUT)
-    peer = _Process(rank, store)
+    peer = ConformanceRank(rank, store)
     BEHAVIOURS[name](peer, device.place())
     peer.registry.shut_down()
     sys.stdout.flush()

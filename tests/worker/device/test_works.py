@@ -7,9 +7,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from device_kit import Device, on_both, reduced, run
-from kit.world import later
 
 from deadpool_run.errors import RefusedError
+from deadpool_run.worker.check.conformance import later
 from deadpool_run.worker.compat.writes import all_writes_of
 from deadpool_run.worker.groups.registry import GroupState
 

@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from kit.world import FREED_S, LONG, TIMEOUT, later
+from kit.world import FREED_S, LONG, TIMEOUT
 
 from deadpool_run.core.settings import Settings, more_to_attach_s
 from deadpool_run.errors import AttachError, MissingGroupError
+from deadpool_run.worker.check.conformance import later
 from deadpool_run.worker.compat import c10d
 from deadpool_run.worker.groups.connect import GroupConnections, attach_timeout
 from deadpool_run.worker.groups.registry import GroupState

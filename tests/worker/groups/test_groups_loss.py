@@ -11,10 +11,11 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 from kit.choice import often
-from kit.world import FREED_S, LONG, TIMEOUT, later
+from kit.world import FREED_S, LONG, TIMEOUT
 from torch.nn.parallel import DistributedDataParallel
 
 from deadpool_run.errors import SnapshotError
+from deadpool_run.worker.check.conformance import later
 from deadpool_run.worker.groups.ddp_buckets import check_undecided
 from deadpool_run.worker.groups.registry import GroupState
 

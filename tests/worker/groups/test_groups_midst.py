@@ -7,7 +7,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from kit.choice import often
-from kit.world import FREED_S, LONG, TIMEOUT, later
+from kit.world import FREED_S, LONG, TIMEOUT
+
+from deadpool_run.worker.check.conformance import later
 
 ROUNDS = 60
 SIZE = 1 << 16

@@ -8,9 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 import torch.distributed as dist
-from kit.world import LONG, TIMEOUT, later
+from kit.world import LONG, TIMEOUT
 
 from deadpool_run.errors import PeerLostError
+from deadpool_run.worker.check.conformance import later
 from deadpool_run.worker.groups.registry import GroupState
 from deadpool_run.worker.process.script_threads import is_scripts
 

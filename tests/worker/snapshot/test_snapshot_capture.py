@@ -4,13 +4,13 @@ import threading
 
 import pytest
 import torch
-from kit.world import later
 from snapshot_kit import Training, capture, digest, draws, raw
 from torch import nn
 
 from deadpool_run.errors import RefusedError, SnapshotError
 from deadpool_run.vault.segments import mark_busy, read_header, read_manifest
 from deadpool_run.vault.status_page import BUSY, EMPTY
+from deadpool_run.worker.check.conformance import later
 from deadpool_run.worker.snapshot.snapshot import Snapshots
 
 BIG = 1 << 22
