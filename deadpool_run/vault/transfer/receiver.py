@@ -76,9 +76,7 @@ class Served:
 
     def _take(self, put: headers.Put) -> None:
         replicas, rank, timeline = self._shared.replicas, put.rank, put.timeline
-        refusal = (
-            "the rank lives on this node" if self._shared.vault.lives_here(rank) else replicas.refusal(rank, timeline)
-        )
+        refusal = replicas.refusal(rank, timeline)
         if refusal is None and put.version is not TRANSCRIPT and put.group:
             headers.send(self._connection, self._take_part(put, put.version))
             return

@@ -163,7 +163,7 @@ class Replicas:
             self.drop(rank)
             self._ranks |= {rank: _Rank(older, timeline=own.timeline)} if older else {}
             self._announce()
-        vault.put(rank, fds, transcript)
+            vault.put(rank, fds, transcript)  # a copy that is on its way is refused from now on
         return True
 
     def take_over(self, rank: Rank, timeline: int, segments: Segments, held: Collection[Held]) -> None:
@@ -201,6 +201,8 @@ class Replicas:
     def refusal(self, rank: Rank, timeline: int) -> str | None:
         """Return why deliveries of the rank in this timeline are refused; None if they are not."""
         with self._lock:
+            if self._vault.lives_here(rank):
+                return "the rank lives on this node"
             if rank not in self._kept:
                 return "this node does not keep copies of the rank"
             newest = max(self._timeline, self._ranks.get(rank, _Rank()).timeline)

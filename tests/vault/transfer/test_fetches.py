@@ -142,6 +142,7 @@ async def test_a_version_that_is_here_is_not_fetched_ahead():
         a.copies_to(b)
         await a.until_safe(0, 4)
         sent = a.replicator.traffic().sent_bytes
+        a.replicator.left(Rank(0))
         resume_from(1, 4, a)
         assert await b.seat(0, a.peer) is None
         resume_from(1, 4, b)

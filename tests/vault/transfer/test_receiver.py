@@ -175,6 +175,18 @@ async def test_a_rank_that_lives_here_takes_no_copies():
 
 
 @in_loop
+async def test_a_copy_that_is_on_its_way_when_the_rank_begins_to_live_here_is_refused():
+    async with pair() as (node, owner):
+        await owner.gives(5)
+        held = [(5, owner.token)]
+        owner.write(6)
+        assert await off(lambda: owner.put(6, held=[*held, (6, owner.token)])) == Go()
+        assert await node.seat(0) is None
+        assert await off(owner.send) == No("the rank lives on this node")
+        assert node.replicator.versions(Rank(0)) == (5,)
+
+
+@in_loop
 async def test_what_an_older_timeline_sends_is_refused_also_when_it_is_on_its_way():
     async with pair() as (node, owner):
         await owner.gives(5)
