@@ -75,13 +75,22 @@ class ConformanceRank:
 
 
 def barrier(peer: ConformanceRank, place: torch.device) -> None:
-    """Run barriers, with and without a device."""
+    """Run barriers, with and without a device, and abort one for which the host waits."""
     peer.start()
     number = place.index or 0
     dist.barrier(device_ids=[number])
     _wait(dist.barrier(device_ids=[number], async_op=True))
     dist.barrier()
     _require("a barrier counts as a lost peer", not peer.registry.step_failed and not peer.failures)
+    peer.meet("ready")
+    peer.registry.begin_step()
+    if peer.rank == 0:
+        with later(_LATER_S, peer.registry.abort):
+            dist.barrier(device_ids=[number])
+        _require("the host did not wait for a barrier", peer.registry.step_failed)
+    peer.registry.abort()
+    peer.registry.attach(peer.store, "e2", TIMEOUT)
+    _same("sum after the repair", _sum(place), 2)
 
 
 def recorded(peer: ConformanceRank, place: torch.device) -> None:

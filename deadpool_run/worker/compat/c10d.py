@@ -74,6 +74,14 @@ def forget_coalescing(group: ProcessGroup) -> None:
     distributed_c10d._world.pg_coalesce_state.pop(group, None)  # noqa: SLF001
 
 
+def asynchronous(barrier: Any) -> Any:
+    """Return the options of a barrier for which the caller waits itself."""
+    options = type(barrier)()
+    options.device_ids, options.device, options.timeout = barrier.device_ids, barrier.device, barrier.timeout
+    options.asyncOp = True
+    return options
+
+
 def open_store(host: str, port: int, timeout: timedelta = STORE_TIMEOUT) -> Store:
     """Connect to a store within `timeout`. Raises torch's `DistError`."""
     with dns.short_timeout():

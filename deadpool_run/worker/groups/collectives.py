@@ -152,6 +152,14 @@ COALESCED = Collective(("coalescing",), _none, _keep)
 """The end of a group of coalesced collectives, each of which is issued by itself."""
 
 
+def place_of(collective: Collective, parts: Parts) -> torch.device | None:
+    """Return the device of the tensors. A barrier has none, but may name a device."""
+    found = next((tensor.device for tensor in tensors_in(parts[:2])), None)
+    if found is None and collective.name == "barrier" and parts:
+        found = parts[0].device
+    return found
+
+
 def answer(collective: Collective, parts: Parts, rank: int, size: int) -> None:
     """Write the fake result into the outputs. Does not raise for arguments that a real collective might reject."""
     try:

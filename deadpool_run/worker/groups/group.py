@@ -17,7 +17,7 @@ from deadpool_run.worker.compat.group_api import GroupApi
 from deadpool_run.worker.compat.writes import note_collective
 from deadpool_run.worker.device.backend import DeviceBackend, GroupSpec
 from deadpool_run.worker.device.channel import Channel, StartedCoalescing, ThreadCoalescing
-from deadpool_run.worker.groups.collectives import COALESCED, COLLECTIVES, Collective, Parts, answer
+from deadpool_run.worker.groups.collectives import COALESCED, COLLECTIVES, Collective, Parts, answer, place_of
 from deadpool_run.worker.groups.connect import EpochGroup
 from deadpool_run.worker.groups.owner import NO_ATTEMPT, GroupOwner
 from deadpool_run.worker.groups.works import DeviceWork, FakeWork, GuardedWork, ThreadedWork
@@ -121,6 +121,9 @@ class Group(GroupApi):
         channel, started = self._enter()
         if channel is None:
             return self.pretend(collective, parts)
+        waits = name == "barrier" and started is None and not parts[0].asyncOp
+        if waits:  # outside the channel: an abort, which ends the wait, begins when no thread is inside
+            args, kwargs = (c10d.asynchronous(parts[0]),), {}
         try:
             work = getattr(channel.target, target)(*args, **kwargs)
         except RuntimeError as error:
@@ -137,10 +140,16 @@ class Group(GroupApi):
             started.fills.append(fill)
             fill = None
         if work is not None:
-            return DeviceWork(self, channel, work, name, fill)
+            guarded = DeviceWork(self, channel, work, name, fill)
+            return self._wait_on_host(guarded) if waits else guarded
         if fill is not None:  # complete for the current stream, on which `fill` copies
             fill()
         return None
+
+    def _wait_on_host(self, barrier: DeviceWork) -> None:
+        barrier.wait()
+        assert self._device is not None
+        self._device.mark().wait()
 
     def _confirm(self, what: str, channel: Channel, then: Callable[[], None] | None) -> None:
         """Wait until the device has ended a collective of a thread of the script: no step discards what an abort leaves."""
@@ -338,14 +347,6 @@ class Group(GroupApi):
         return f"<deadpool group {self._name!r}, rank {self.spec.rank} of {len(self.spec.ranks)}, {state}>"
 
 
-def _is_for(device: DeviceBackend, collective: Collective, parts: Parts) -> bool:
-    """Return whether the device's library carries the collective. A barrier has no tensors, but names a device."""
-    found = next((tensor.device for tensor in tensors_in(parts[:2])), None)
-    if found is None and collective.name == "barrier" and parts:
-        found = parts[0].device
-    return found is not None and device.handles(found)
-
-
 def _method(collective: Collective, target: str) -> Callable[..., Any]:
     """Return the method that issues the collective. Hot path: every collective of the script runs through it."""
     name, reduced = collective.name, collective.reduced
@@ -363,7 +364,7 @@ def _method(collective: Collective, target: str) -> Callable[..., Any]:
             return self.pretend(collective, parts)
         registry.count_issued()
         device = self._device
-        if device is not None and _is_for(device, collective, parts):
+        if device is not None and (place := place_of(collective, parts)) is not None and device.handles(place):
             return self.issue_on_device(target, collective, args, kwargs, parts)
         host = inner.host
         if host is None and (host := registry.connect_host(self, inner)) is None:

@@ -10,6 +10,7 @@ also in the wheel. PGN2 is ProcessGroupNCCL2 of torch 2.15, in the folder nccl2.
 | a synchronous collective runs on the current stream and returns None | PGN `collective`: `asyncOp ? work : nullptr`; Types.hpp:124 |
 | a send or receive in a coalescing returns None | PGN `pointToPoint`: nullptr if `coalescing_state_` (.hpp:1411) |
 | a barrier uses the device in `opts.device` | ProcessGroup.hpp:860 |
+| the host waits for a synchronous barrier | PGN `WorkNCCL::wait`: `isBarrierOp_`; PGN2 WorkNCCL.cpp `synchronizeInternal`: `hostBlocking_` |
 | `wait` makes the current stream wait, not the host | PGN `WorkNCCL::synchronize`: cudaStreamWaitEvent |
 | `wait` raises after an abort, or when the watchdog has found an error, also for a collective that had ended | PGN2 WorkNCCL.cpp `wait`: `checkStatus` asks `comm->getError()` before the events; PGN `wait`: `if (exception())` |
 | `synchronize` and `get_future` raise nothing then | PGN2 WorkNCCL.cpp `synchronizeInternal`, `getFuture` |

@@ -16,6 +16,7 @@ from kit.world import FREED_S, LONG, TIMEOUT
 from deadpool_run.errors import AttachError
 from deadpool_run.worker.check import conformance
 from deadpool_run.worker.check.conformance import later
+from deadpool_run.worker.device import channel
 from deadpool_run.worker.groups.registry import GroupState
 
 
@@ -31,8 +32,9 @@ def as_shipped(member, kind, name):
 
 def barriers(member, kind):
     device = Device(kind, member)
+    channel._INSIDE_S = 2 * TIMEOUT.total_seconds()  # an abort that waits for a host in a barrier takes this long
     conformance.barrier(member, device.place)
-    assert device.fake is None or device.fake.launches == 3
+    assert device.fake is None or device.fake.launches == (5 if member.rank == 0 else 4)
     device.check()
     member.registry.shut_down()
     return member.failures
