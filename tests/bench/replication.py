@@ -3,25 +3,28 @@
     python tests/bench/replication.py [--quick] [--mib 1024] [--streams 1 2 4] [--ranks-per-parity 2 4]
 
 First each snapshot has new content. Then a rank of the buddy has the same content, as in DDP, and only digests are sent. The
-buddy's memory is warm, as from the third snapshot on in a job. Both ends of all streams and the loops share this machine's
-cores and one interpreter. In a job, the ends are processes on different machines.
+buddy's memory is warm, as from the third snapshot on in a job. The ends of the streams and of the loops are two processes, as in a
+job, but they share this machine's cores.
 
 Last, ranks of several nodes send to one buddy, which keeps a copy of each or one parity, and then each rank is lost once: the time
-until its snapshot is in the slot of another node, and the memory that the buddy has for all of them.
+until its snapshot is in the slot of another node, and the memory that the buddy has for all of them. Here all nodes share one
+process.
 """
 
 import argparse
 import asyncio
-import functools
 import mmap
+import multiprocessing
 import os
 import socket
 import statistics
 import sys
-import threading
 import time
 from collections.abc import Callable
+from multiprocessing.connection import Connection
 from pathlib import Path
+
+import numpy as np
 
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "vault")]
 
@@ -49,20 +52,90 @@ def with_sendall(sock: socket.socket, fd: int, nbytes: int) -> None:
                 sock.sendall(piece)
 
 
-def bare(send: Callable[[socket.socket, int, int], None], fd: int, nbytes: int, target: mmap.mmap) -> None:
-    """Send and receive in a plain loop."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        out = socket.create_connection(listener.getsockname())
-        into, _ = listener.accept()
-    thread = threading.Thread(target=send, args=(out, fd, nbytes))
-    thread.start()
+class FarEnd:
+    """The buddy, and the receiving end of the loops, in another process."""
+
+    def __init__(self, nbytes: int, streams: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=run_far_end, args=(theirs, nbytes, streams))
+        self._process.start()
+        self.peer, self.address = self._pipe.recv()
+
+    def begin(self, *request: object) -> None:
+        """Ask for something; `end` waits for it."""
+        self._pipe.send(request)
+
+    def end(self) -> float:
+        """Return the CPU time of that process, after what was asked for."""
+        return float(self._pipe.recv())
+
+    def ask(self, *request: object) -> float:
+        """Ask for something, and wait for it."""
+        self.begin(*request)
+        return self.end()
+
+    def close(self) -> None:
+        """End the process."""
+        self._pipe.send(None)
+        self._process.join()
+
+
+def run_far_end(pipe: Connection, nbytes: int, streams: int) -> None:
+    asyncio.run(obey(pipe, nbytes, streams))
+
+
+async def obey(pipe: Connection, nbytes: int, streams: int) -> None:
+    node = Node("b", 2, streams=streams)
+    node.replicator.keep({RANK})
+    with socket.create_server(("127.0.0.1", 0)) as listener, mmap.mmap(-1, nbytes) as target:
+        pipe.send((node.peer, listener.getsockname()))
+        while (request := await asyncio.to_thread(pipe.recv)) is not None:
+            match request:
+                case ("receive",):
+                    await asyncio.to_thread(receive, listener, target)
+                case ("write", version):
+                    write(node, OTHER, version, content(version, nbytes))
+                    node.vault.status_page.rank_entries[OTHER].set_slot(version % 2, version)
+            pipe.send(time.process_time())
+    await node.close()
+
+
+def receive(listener: socket.socket, target: mmap.mmap) -> None:
+    """Receive in a plain loop."""
+    into, _ = listener.accept()
     received = 0
-    with memoryview(target) as view:
-        while received < nbytes:
+    with into, memoryview(target) as view:
+        while received < len(target):
             received += into.recv_into(view[received : received + PIECE_BYTES], 0, socket.MSG_WAITALL)
-    thread.join()
-    out.close()
-    into.close()
+
+
+def bare(send: Callable[[socket.socket, int, int], None], fd: int, nbytes: int, far_end: FarEnd) -> tuple[float, float]:
+    """Send and receive in a plain loop; return its rates."""
+    stopwatch = Stopwatch(far_end)
+    far_end.begin("receive")
+    with socket.create_connection(far_end.address) as out:
+        send(out, fd, nbytes)
+        far_end.end()
+    return stopwatch.rates(nbytes)
+
+
+class Stopwatch:
+    """The time, and the CPU time of both processes, from now on."""
+
+    def __init__(self, far_end: FarEnd) -> None:
+        self._far_end = far_end
+        self._cpu_s = far_end.ask("tell") + time.process_time()
+        self._began = time.perf_counter()
+
+    def rates(self, nbytes: int) -> tuple[float, float]:
+        """Return the bandwidth in GB/s, and the CPU seconds per GB."""
+        wall_s = time.perf_counter() - self._began
+        return rates(nbytes, wall_s, self._far_end.ask("tell") + time.process_time() - self._cpu_s)
+
+
+def content(version: int, nbytes: int) -> bytes:
+    return np.random.default_rng(version).bytes(nbytes)
 
 
 def write(node: Node, rank: Rank, version: int, body: bytes) -> None:
@@ -73,36 +146,27 @@ def write(node: Node, rank: Rank, version: int, body: bytes) -> None:
 
 
 async def measure(mib: int, repeats: int, streams: int, *, found: bool) -> None:
-    a, b = Node("a", 2, streams=streams), Node("b", 2, streams=streams)
-    b.replicator.keep({RANK})
-    a.replicator.set_buddies({RANK: (b.peer,)})
     nbytes = mib << 20
-    target = mmap.mmap(-1, nbytes)
+    a, far_end = Node("a", 2, streams=streams), FarEnd(nbytes, streams)
+    a.replicator.set_buddies({RANK: (far_end.peer,)})
     results = []
     for version in range(repeats + WARM_UP):
-        body, slot = os.urandom(nbytes), version % 2
-        write(a, RANK, version, body)
+        write(a, RANK, version, content(version, nbytes))
         if found:
-            write(b, OTHER, version, body)
-            b.vault.status_page.rank_entries[OTHER].set_slot(slot, version)
-        del body
-        fd = a.vault.descriptors(RANK)[f"slot{slot}"]
-        bares = [
-            timed(nbytes, functools.partial(bare, send, fd, nbytes, target)) for send in (with_sendfile, with_sendall)
-        ]
-        sent = a.replicator.traffic().sent_bytes
-        began, cpu = time.perf_counter(), time.process_time()
-        a.vault.status_page.rank_entries[RANK].set_slot(slot, version)
+            far_end.ask("write", version)
+        fd = a.vault.descriptors(RANK)[f"slot{version % 2}"]
+        bares = [bare(send, fd, nbytes, far_end) for send in (with_sendfile, with_sendall)]
+        sent, stopwatch = a.replicator.traffic().sent_bytes, Stopwatch(far_end)
+        a.vault.status_page.rank_entries[RANK].set_slot(version % 2, version)
         a.replicator.captured(RANK, version)
         await a.until(lambda version=version: version in a.told[RANK][0], limit_s=120)
-        ours = rates(nbytes, time.perf_counter() - began, time.process_time() - cpu)
+        ours = stopwatch.rates(nbytes)
         sent = a.replicator.traffic().sent_bytes - sent
         assert found == (sent < nbytes // 2), f"{sent} bytes were sent"
         if version >= WARM_UP:
             results.append((ours, *bares))
-    target.close()
-    for node in (a, b):
-        await node.close()
+    await a.close()
+    far_end.close()
     medians = [[statistics.median(each[loop][at] for each in results) for at in (0, 1)] for loop in range(3)]
     (rate, cost), *loops = medians
     told = "; ".join(
@@ -150,12 +214,6 @@ async def measure_group(mib: int, repeats: int, count: int, *, parity: bool) -> 
         f"{mib} MiB, {kept}: {rate:.2f} GB/s, {cost:.2f} CPU s per GB; the buddy has {taken:.1f} snapshots' memory; "
         f"a lost rank's is there after {statistics.median(fetched):.2f} s"
     )
-
-
-def timed(nbytes: int, act: Callable[[], None]) -> tuple[float, float]:
-    began, cpu = time.perf_counter(), time.process_time()
-    act()
-    return rates(nbytes, time.perf_counter() - began, time.process_time() - cpu)
 
 
 def rates(nbytes: int, wall_s: float, cpu_s: float) -> tuple[float, float]:

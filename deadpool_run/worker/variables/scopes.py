@@ -51,6 +51,7 @@ from deadpool_run.worker.variables.values.kinds.functions import (
     has_changing_defaults,
     is_bound_in_c,
     is_code,
+    name_of_variables,
     set_arguments,
     set_defaults,
 )
@@ -184,7 +185,7 @@ class Scopes:
     def _look(self, name: str, value: Any) -> None:
         kind = type(value)
         self._classes.note(kind, self.modules)
-        if self.is_scope(value):
+        if self.is_scope(value) or name_of_variables(value) is not None:
             return
         if kind in (FunctionType, MethodType, partial):
             self._look_into(name, value)

@@ -213,10 +213,12 @@ def in_functions(rank, _size):
     optimizer = adam(model)
     settings, summed = Settings(rate=0.0, phase=Phase.WARM), functools.partial(add, [0])
     cycle, numbers, deadline = itertools.cycle([1, 2, 3, 5]), enumerate(itertools.count()), Fraction(1)
+    compiled = {"grown": 0}
+    exec("def grow():\n    global grown\n    grown += 1\n    return grown", compiled)
 
     def step(index):
         nonlocal deadline
-        settings.rate += counted() + next(cycle) + sum(next(numbers)) + summed(index)
+        settings.rate += counted() + next(cycle) + sum(next(numbers)) + summed(index) + compiled["grow"]()
         deadline = deadline / 2 + settings.phase.value
         settings.phase = Phase(settings.phase.value % 3 + 1)
         later = settings.rate + float(deadline) if index > LATER else 0

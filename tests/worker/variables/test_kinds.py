@@ -1,6 +1,7 @@
 """Variables of more kinds come back: values in functions, containers of the script's own classes, iterators, library values."""
 
 import array
+import builtins
 import collections
 import contextvars
 import ctypes
@@ -10,6 +11,7 @@ import enum
 import fractions
 import functools
 import itertools
+import math
 import multiprocessing
 import pathlib
 import random
@@ -22,6 +24,7 @@ import weakref
 import pytest
 import torch
 from kit.taken import Taken
+from snapshot_kit import in_child
 
 from deadpool_run.errors import RefusedError
 from deadpool_run.worker.variables.variables import Variables
@@ -508,10 +511,24 @@ def functions_of_modules():
     return bump
 
 
+def namespaces():
+    """The variables of code that is compiled from text. Python puts its own functions among them."""
+    variables = {"calls": 0}
+    exec("def count():\n    global calls\n    calls += 1\n    return abs(calls)", variables)
+    tables = [vars(math), {"inner": vars(builtins)}]
+
+    def bump():
+        tables.reverse()
+        return variables["count"](), variables["calls"], [each is vars(math) for each in tables]
+
+    return bump
+
+
 KINDS = [
     *(defaults, function_attribute, method_default, partial, containers, a_dict_with_a_model, standard_library),
     *(library_values, iterators, context, thread_local, cyclic, own_module, chosen_module),
     *(references, functions_of_modules, shared_numbers, own_values, members, looks, parts_that_are_made_anew),
+    namespaces,
 ]
 
 
@@ -544,6 +561,20 @@ def test_a_replacement_goes_on_with_what_the_lost_rank_had(make, rehearsed):
     taken = Taken()
     expected = run(make, taken, until=STEPS)
     assert run(make, taken, until=rehearsed) == expected
+
+
+def replaced_as_by_a_worker():
+    for name in ("copyright", "credits", "exit", "help", "license", "quit"):  # of a terminal's Python
+        if hasattr(builtins, name):
+            delattr(builtins, name)
+    taken = Taken()
+    return run(namespaces, taken, until=STEPS), run(namespaces, taken, until=2)
+
+
+@pytest.mark.usefixtures("_warm")
+def test_functions_of_python_itself_stay_as_they_are():
+    expected, found = in_child(replaced_as_by_a_worker)
+    assert found == expected
 
 
 def test_a_metric_of_a_library_is_kept():

@@ -185,6 +185,8 @@ class ValueReader:
 
     def _simple(self, tag: str, parts: list[Any], into: Any) -> Any:  # noqa: C901, PLR0911, PLR0912 - one line for each kind
         match tag:
+            case "variables":
+                return vars(sys.modules[parts[0]])
             case "lock":
                 return (threading.RLock if parts[0] == "RLock" else threading.Lock)()
             case "text":

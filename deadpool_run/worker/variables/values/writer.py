@@ -110,7 +110,7 @@ class ValueWriter(ObjectWriter):
         while len(self._made) > before:
             self._made.popitem()
 
-    def _write(self, value: Any) -> Any:  # noqa: PLR0911 - one line for each kind
+    def _write(self, value: Any) -> Any:  # noqa: C901, PLR0911 - one line for each kind
         kind = type(value)
         self._values += 1
         if self._values > MOST_VALUES:
@@ -128,6 +128,8 @@ class ValueWriter(ObjectWriter):
             return ["scope", name]
         if library_values.is_immutable(value):
             return self._of_library(value)
+        if kind is dict and (module := functions.name_of_variables(value)) is not None:
+            return ["variables", module]
         if (node := self._referred(value)) is not None:
             return node
         if kind in (tuple, frozenset) or self._objects is None:

@@ -54,6 +54,13 @@ def code_of_name(module: str, name: str, own: Collection[str]) -> Any:
     return found if may_be_named and is_there else None
 
 
+def name_of_variables(value: Any) -> str | None:
+    """Return the Python module whose variables a dict has, as that of `builtins` in the globals of compiled code; None for any other."""
+    name = value.get("__name__") if type(value) is dict and "__spec__" in value else None
+    found = sys.modules.get(name) if isinstance(name, str) else None
+    return name if found is not None and vars(found) is value else None
+
+
 def _is_class_of_numbers(value: Any) -> bool:
     return isinstance(value, type) and issubclass(value, sys.modules["numpy"].generic)
 
