@@ -184,6 +184,9 @@ class HangDetector:
         if verdict.culprits:
             self._sights = ()
         elif times == looks:
-            self.print_line(f"the job hangs, but no rank can be blamed, and none is ended: {verdict.reason}")
+            self.print_line(
+                f"the job hangs, but no rank can be blamed, and none is ended: {verdict.reason}\n"
+                "  Perhaps they wait in different collectives: `deadpool-run stack` shows where each is."
+            )
         for culprit in verdict.culprits:
             self.submit(WorkerHung(culprit.worker, verdict.reason))

@@ -24,10 +24,11 @@ from deadpool_run.worker.variables.baseline import OPAQUE, UNKEPT, Baseline, Fir
 from deadpool_run.worker.variables.library_objects import has_only_values
 from deadpool_run.worker.variables.scope import Scope
 from deadpool_run.worker.variables.values.kinds.own_objects import is_own, set_attributes
+from deadpool_run.worker.variables.values.lost import LostValue, raise_refused
 from deadpool_run.worker.variables.values.objects import Objects, OpaqueError, UnkeptDataError
 from deadpool_run.worker.variables.values.reader import ValueReader
 from deadpool_run.worker.variables.values.tensors import MOST_BYTES, TensorCopies, TensorCopy
-from deadpool_run.worker.variables.values.unkept import LostValue, Unkept, raise_refused
+from deadpool_run.worker.variables.values.unkept import Unkept
 from deadpool_run.worker.variables.values.writer import ValueWriter, encoded
 
 _MOST_OF_DATASET = 1 << 20

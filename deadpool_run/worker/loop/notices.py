@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from deadpool_run.text import shortened, size
 from deadpool_run.worker.transcript.transcript import MAX_BYTES
 from deadpool_run.worker.variables.first_values import OTHER_SETUP
-from deadpool_run.worker.variables.values.unkept import advice
+from deadpool_run.worker.variables.values.lost import advice
 
 
 def too_much_received(what: Sequence[str]) -> str:

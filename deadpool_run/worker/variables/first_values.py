@@ -18,8 +18,8 @@ from torch import Tensor
 from deadpool_run.worker.state import generators
 from deadpool_run.worker.state.digest import digest, sample
 from deadpool_run.worker.variables.baseline import First
+from deadpool_run.worker.variables.values.lost import LostValue
 from deadpool_run.worker.variables.values.tensors import TensorCopy
-from deadpool_run.worker.variables.values.unkept import LostValue
 
 _PORTS = range(32768, 61000)
 """From these the kernel chooses ports."""

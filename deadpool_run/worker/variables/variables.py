@@ -25,11 +25,12 @@ from deadpool_run.worker.variables.references import References
 from deadpool_run.worker.variables.scope import Scope
 from deadpool_run.worker.variables.scopes import Scopes
 from deadpool_run.worker.variables.values.digests import Looks
+from deadpool_run.worker.variables.values.lost import MADE_LATER, SHARED, LostValue, kept_back, raise_refused
 from deadpool_run.worker.variables.values.objects import MadeLaterError, Objects, OpaqueError, UnkeptDataError
 from deadpool_run.worker.variables.values.reader import ValueReader
 from deadpool_run.worker.variables.values.shared_memory import SharedMappings
 from deadpool_run.worker.variables.values.tensors import TensorCopies, TensorCopy, larger_tensors_of
-from deadpool_run.worker.variables.values.unkept import MADE_LATER, SHARED, LostValue, Unkept, kept_back, raise_refused
+from deadpool_run.worker.variables.values.unkept import Unkept
 from deadpool_run.worker.variables.values.writer import ValueWriter, encoded
 
 _REPLACED = "replaced modules"

@@ -9,7 +9,7 @@ from torch import nn
 from deadpool_run.errors import RefusedError
 from deadpool_run.worker.codec import copied
 from deadpool_run.worker.state.script_hooks import ScriptHooks
-from deadpool_run.worker.variables.values.unkept import raise_refused
+from deadpool_run.worker.variables.values.lost import raise_refused
 
 
 class Double:

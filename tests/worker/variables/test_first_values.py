@@ -11,7 +11,7 @@ import torch
 
 from deadpool_run.errors import RefusedError
 from deadpool_run.worker.variables import first_values
-from deadpool_run.worker.variables.values.unkept import LostValue
+from deadpool_run.worker.variables.values.lost import LostValue
 from deadpool_run.worker.variables.variables import Variables
 
 LARGE = first_values.COUNT

@@ -27,6 +27,8 @@ from kit.taken import Taken
 from snapshot_kit import in_child
 
 from deadpool_run.errors import RefusedError
+from deadpool_run.worker.variables.values.kinds.iterators import progress_of
+from deadpool_run.worker.variables.values.lost import LostValue, raise_refused
 from deadpool_run.worker.variables.variables import Variables
 
 STEPS = 5
@@ -830,6 +832,44 @@ def test_data_in_an_unkept_variable_is_freed():
     variables.take()
     batch = None
     assert gone() is None
+
+
+@pytest.mark.parametrize("rehearsed", [1, 2, 5])
+def test_a_generator_that_the_loop_runs_in_needs_no_position(rehearsed):
+    def run(taken, *, steps):
+        variables, total = Variables(), 0
+
+        def loop(jobs):
+            nonlocal total
+            variables.begin()
+            for step in range(steps):
+                jobs = [threading.Thread(target=print, args=(step,))]  # is not kept
+                total += len(jobs)
+                yield total
+                now = variables.take()
+            taken.append(now) if not taken else variables.put(taken[0])
+            yield total + 1
+
+        training = loop(())
+        for _ in range(steps):
+            next(training)
+        return next(training), next(training, "ended")
+
+    taken = Taken()
+    assert run(taken, steps=STEPS) == (STEPS + 1, "ended")
+    assert run(taken, steps=rehearsed) == (STEPS + 1, "ended")
+
+
+def test_a_look_at_a_generator_uses_no_lost_value_in_it():
+    def numbers(_lost):
+        yield 1
+        yield 2
+
+    generator = numbers([LostValue("one", "no reason", raise_refused)])
+    next(generator)
+    before = progress_of(generator)
+    next(generator)
+    assert progress_of(generator) != before
 
 
 def test_the_next_of_an_iterator_is_lost_as_the_iterator_itself():

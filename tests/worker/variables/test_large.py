@@ -9,8 +9,8 @@ import torch
 
 from deadpool_run.errors import RefusedError
 from deadpool_run.worker.compat.writes import note_collective
+from deadpool_run.worker.variables.values.lost import LostValue
 from deadpool_run.worker.variables.values.tensors import TensorCopies
-from deadpool_run.worker.variables.values.unkept import LostValue
 from deadpool_run.worker.variables.variables import Variables
 
 LARGE = 100_000

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from deadpool_run.errors import RefusedError
+from deadpool_run.worker.variables.values.lost import LostValue
 from deadpool_run.worker.variables.values.shared_memory import SharedMappings
-from deadpool_run.worker.variables.values.unkept import LostValue
 from deadpool_run.worker.variables.variables import Variables
 
 NBYTES = 1 << 20

@@ -8,7 +8,7 @@ from deadpool_run.errors import RefusedError
 from deadpool_run.vault.segments import SlotRole
 from deadpool_run.worker.state.optimizers import Tracked
 from deadpool_run.worker.state.state_tensors import StateTensors
-from deadpool_run.worker.variables.values.unkept import MOVED, OVERLAPS, LostValue
+from deadpool_run.worker.variables.values.lost import MOVED, OVERLAPS, LostValue
 from deadpool_run.worker.variables.variables import Variables
 
 LARGE = 100_000

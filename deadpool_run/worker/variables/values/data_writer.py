@@ -11,10 +11,11 @@ from deadpool_run.worker.codec import name_of_device, name_of_dtype, raw_bytes
 from deadpool_run.worker.compat.modules import is_dense
 from deadpool_run.worker.state.state_tensors import StateTensors
 from deadpool_run.worker.variables.values.layouts import layout_of_array, layout_of_tensor
+from deadpool_run.worker.variables.values.lost import MOVED, SHARED
 from deadpool_run.worker.variables.values.objects import OpaqueError, UnkeptDataError
 from deadpool_run.worker.variables.values.shared_memory import SharedMappings
 from deadpool_run.worker.variables.values.tensors import TensorCopies, TensorCopy, is_freed, is_numeric_array, sample_of
-from deadpool_run.worker.variables.values.unkept import MOVED, SHARED, has_graph
+from deadpool_run.worker.variables.values.unkept import has_graph
 
 _INLINE_BYTES = 16 << 10
 """Larger tensors and arrays have a copy of their own, which later snapshots use until they change."""

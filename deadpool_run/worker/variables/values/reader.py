@@ -29,10 +29,11 @@ from deadpool_run.worker.variables.values.kinds.own_objects import (
     set_attributes_of_module,
 )
 from deadpool_run.worker.variables.values.layouts import into_array, into_tensor, is_alike, layout_of_tensor
+from deadpool_run.worker.variables.values.lost import raise_refused
 from deadpool_run.worker.variables.values.objects import Objects, OpaqueError, class_of_name
 from deadpool_run.worker.variables.values.plain import FACTORIES
 from deadpool_run.worker.variables.values.tensors import TensorCopy
-from deadpool_run.worker.variables.values.unkept import raise_refused, with_lost_graph
+from deadpool_run.worker.variables.values.unkept import with_lost_graph
 from deadpool_run.worker.variables.values.views import view_of
 from deadpool_run.worker.variables.values.writer import DICTS, SEQUENCES
 

@@ -6,9 +6,9 @@ from typing import Any
 
 from torch import Tensor
 
+from deadpool_run.worker.variables.values.lost import MOVED, OVERLAPS
 from deadpool_run.worker.variables.values.objects import Objects, UnkeptDataError
 from deadpool_run.worker.variables.values.tensors import TensorCopies
-from deadpool_run.worker.variables.values.unkept import MOVED, OVERLAPS
 from deadpool_run.worker.variables.values.views import (
     Memory,
     base_of,

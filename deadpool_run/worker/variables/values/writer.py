@@ -23,6 +23,7 @@ from deadpool_run.worker.state.numbered import MadeLater
 from deadpool_run.worker.state.state_tensors import StateTensors
 from deadpool_run.worker.variables.values.data_writer import DataWriter
 from deadpool_run.worker.variables.values.kinds import functions, iterators, library_values
+from deadpool_run.worker.variables.values.lost import MADE_LATER, LostValue, why_lost
 from deadpool_run.worker.variables.values.object_writer import ObjectWriter
 from deadpool_run.worker.variables.values.objects import USED, MadeLaterError, Objects, OpaqueError, UnkeptDataError
 from deadpool_run.worker.variables.values.plain import LOCKS, are_numbers, factory_of, fits, text_node
@@ -35,7 +36,6 @@ from deadpool_run.worker.variables.values.tensors import (
     is_array,
     is_data,
 )
-from deadpool_run.worker.variables.values.unkept import MADE_LATER, LostValue, why_lost
 from deadpool_run.worker.variables.values.views import layout_of
 
 _PLAIN = frozenset({type(None), bool, float, str, bytes})

@@ -2,6 +2,7 @@
 
 import io
 import itertools
+import sys
 from collections.abc import Callable, Iterator
 from types import GeneratorType
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from deadpool_run.worker.compat.modules import items_yielded
 from deadpool_run.worker.process.frames import is_own_generator, local_variables
 from deadpool_run.worker.variables.values.kinds.library_values import is_immutable
+from deadpool_run.worker.variables.values.lost import LostValue
 
 WHY_LOST = "it is an iterator, and its position cannot be restored"
 
@@ -35,7 +37,10 @@ _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 
 
 def is_iterator(value: Any) -> bool:
-    """Return whether a value is an iterator, such as a generator or an input file. This library's loop over steps does not count."""
+    """Return whether a value is an iterator, such as a generator or an input file.
+
+    The library's loop over the steps does not count, nor does a generator that this loop runs in.
+    """
     if not isinstance(value, Iterator) or _is_step_loop(value):
         return False
     return not isinstance(value, io.IOBase) or _is_read(value)
@@ -84,7 +89,7 @@ def _mark(value: Any, depth: int = 0) -> Any:
     if depth < _DEEPEST:
         if isinstance(value, tuple | list):
             return [_mark(each, depth + 1) for each in value[:64]]
-        if isinstance(value, Iterator):
+        if isinstance(value, Iterator) and type(value) is not LostValue:
             return id(value), progress_of(value)
     return id(value)
 
@@ -103,9 +108,17 @@ def _reduced(value: Any) -> tuple[Any, ...] | None:
 def _is_step_loop(value: Any, depth: int = 0) -> bool:
     """Return whether a value is the library's loop over the steps, or an iterator over it."""
     if isinstance(value, GeneratorType):
-        return is_own_generator(value)
+        return is_own_generator(value) or _runs_here(value)
     parts = _reduced(value) if depth < _DEEPEST and isinstance(value, Iterator) else None
     return parts is not None and any(_is_step_loop(each, depth + 1) for each in parts[1])
+
+
+def _runs_here(generator: "GeneratorType[Any, Any, Any]") -> bool:
+    """Return whether a generator is running in this thread."""
+    frame = sys._getframe() if generator.gi_running else None  # noqa: SLF001 - documented
+    while frame is not None and frame is not generator.gi_frame:
+        frame = frame.f_back
+    return frame is not None
 
 
 def _is_read(file: io.IOBase) -> bool:
