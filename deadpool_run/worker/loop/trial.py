@@ -5,6 +5,8 @@ protected objects and of the variables that snapshots keep (an iterator's positi
 silently change the weights. The trial finds that before anything is lost: the first run of the step is a rehearsal, its
 state is restored from the snapshot as after a loss, and the second run counts.
 
+In the second run, functions with `functools.lru_cache` compute again, as in a replacement, which lacks their later results.
+
 The trial begins with step 1, because most lazy objects are created in step 0. A DDP that has not decided its buckets reduces
 in another order afterwards, so the trial waits for that decision. A step that updates no weights, because gradients are
 accumulated over steps, proves nothing: the next one is tried, too.
@@ -20,8 +22,8 @@ from deadpool_run.text import shortened
 _TRIED_STEPS = 64
 """Up to this many steps without an update are tried. Longer accumulation would double the time of too many steps."""
 _CARRIED = (
-    "state from one step to the next that no snapshot holds, such as the position of an iterator, a prefetched batch, an "
-    "average of the weights or an attribute of a module"
+    "state from one step to the next that no snapshot holds, such as the position of an iterator, a prefetched batch, a random "
+    "result of a function with functools.lru_cache, an average of the weights or an attribute of a module"
 )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from typing import Any
 
-from deadpool_run.worker.variables.left_alone import fingerprint_of
+from deadpool_run.worker.variables.left_alone import fingerprint_of, holds_only_data
 from deadpool_run.worker.variables.modules import LEAVES
 from deadpool_run.worker.variables.scope import Scope
 from deadpool_run.worker.variables.values.kinds.functions import CODE
@@ -83,6 +83,14 @@ class Baseline:
         for name, first in self._left_alone[scope.name].items():
             if name in now and (progress := fingerprint_of(now[name])) != first:
                 yield name, progress
+
+    def forget_results(self, scopes: Iterable[Scope]) -> None:
+        """Have functions with `functools.lru_cache` compute again, as in a replacement, if their results are data."""
+        for scope in scopes:
+            now = scope.all()
+            for name in self._left_alone.get(scope.name, ()):
+                if holds_only_data(now.get(name)):
+                    now[name].cache_clear()
 
     def is_late(self, scope: str) -> bool:
         """Return whether another process may have found other values in the scope."""

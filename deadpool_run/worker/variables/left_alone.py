@@ -6,6 +6,7 @@ the user learns which of them it changes.
 """
 
 import functools
+import gc
 import hashlib
 import sys
 from collections import deque
@@ -23,7 +24,7 @@ from deadpool_run.worker.state import generators
 from deadpool_run.worker.variables.values.kinds.functions import CODE
 from deadpool_run.worker.variables.values.kinds.iterators import is_iterator, progress_of
 from deadpool_run.worker.variables.values.objects import OpaqueError, UnkeptDataError
-from deadpool_run.worker.variables.values.tensors import is_numeric_array, sample_of_array
+from deadpool_run.worker.variables.values.tensors import is_data, is_numeric_array, sample_of_array
 from deadpool_run.worker.variables.values.writer import ValueWriter
 
 _MOST_PARTS = 256
@@ -34,6 +35,8 @@ _DEEPEST = 8
 _PLAIN = frozenset({int, float, bool, str, bytes, type(None)})
 _CONTAINERS: tuple[Any, ...] = (list, dict, set)
 _CACHED = type(functools.cache(len))
+_OF_CACHES = frozenset({"_lru_list_elem", "object"})
+"""Classes of the parts of a cache that are neither arguments nor results."""
 _OTHER = (*CODE, ModuleType, nn.Module, Optimizer)
 _WELL_KNOWN = frozenset({*sys.stdlib_module_names, "torch", "numpy", PACKAGE}) - {"queue"}
 """Packages whose objects are looked after elsewhere, or refused when a step depends on them: iterators, loaders, locks."""
@@ -63,6 +66,25 @@ def fingerprint_of(value: Any) -> str:
         found |= {f"[{key!r}]": _shape(each) for key, each in list(dict.items(value))[:_MOST_PARTS] if type(key) is str}
     found["len"] = _shape(value)
     return _digest(sorted(found.items()))
+
+
+def holds_only_data(function: Any) -> bool:
+    """Return whether a value is a function with `functools.lru_cache` whose results so far are numbers, strings, tensors and arrays."""
+    return type(function) is _CACHED and all(
+        each is function.__wrapped__ or each is vars(function) or _is_data(each, 0)
+        for each in gc.get_referents(function)
+    )
+
+
+def _is_data(value: Any, depth: int) -> bool:
+    """Return whether a part of a cache is data, or a table of its parts."""
+    kind = type(value)
+    if kind in _PLAIN or issubclass(kind, type) or is_data(value) or kind.__name__ in _OF_CACHES:
+        return True
+    if not issubclass(kind, (tuple, list, dict)) or depth > _DEEPEST:
+        return False
+    parts = (*dict.keys(value), *dict.values(value)) if issubclass(kind, dict) else value
+    return all(_is_data(each, depth + 1) for each in parts)
 
 
 def _shape(value: Any) -> Any:

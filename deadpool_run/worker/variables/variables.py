@@ -61,8 +61,7 @@ class Variables:
         self._baseline = Baseline(self._writer, self.keeps)
         self.first = FirstValues()
         self._late: LateModules | None = None
-        self._copies = TensorCopies()
-        self._shared = shared or SharedMappings()
+        self._copies, self._shared = TensorCopies(), shared or SharedMappings()
         self._moved: set[_Name] = set()
         """Variables with data that was not kept when the loop began, and has changed since."""
         self._unkept: dict[_Name, Unkept] = {}
@@ -183,6 +182,8 @@ class Variables:
         if not self.trying:
             here = self._advanced()
             self.left_alone = [name for name, progress in left_alone if here.get(name) != progress]
+        else:
+            self._baseline.forget_results(self._scopes)
         self._scopes.children.put(changed.pop(_REPLACED, {}), self.refuse)
         reader = ValueReader(
             self._objects,
