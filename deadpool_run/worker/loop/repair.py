@@ -29,6 +29,7 @@ from deadpool_run.worker.snapshot.plan import live_tensors
 from deadpool_run.worker.snapshot.snapshot import Snapshots
 from deadpool_run.worker.transcript.rehearsal import Rehearsal
 from deadpool_run.worker.transcript.transcript import Transcript
+from deadpool_run.worker.verify.files_read import files_read
 from deadpool_run.worker.verify.script_names import current_line, warn
 
 
@@ -105,6 +106,8 @@ class RepairParticipant:
         variables = self.snapshots.variables
         self.snapshots.find_variables()
         self._rehearsal.total, self._rehearsal.variables = self.total, variables.facts()
+        if self.registry.verify:
+            files_read.begin()
         if self.registry.playback is not None:
             facts = self.registry.playback.facts
             variables.first.compare(facts.get("variables", {}), self._rehearsal.variables)
@@ -132,13 +135,15 @@ class RepairParticipant:
         raise error
 
     def report_unkept(self) -> None:
-        """Warn of variables that change and that snapshots do not keep, and of groups that a replacement does not create."""
+        """Warn of variables that change, files that are read back, and groups that are made: a replacement would lack these."""
         late, self.registry.late_groups = self.registry.late_groups, []
         for group in late if self.session.rank == 0 else ():
             warn(notices.late_group(group))
         names, self.snapshots.variables.too_large = self.snapshots.variables.too_large, {}
         for name, why in names.items() if self.session.rank == 0 else ():
             warn(notices.unkept(name, why))
+        for file in files_read.take() if self.session.rank == 0 else ():
+            warn(notices.read_back(file))
 
     def _report_failure(self, why: str | BaseException) -> None:
         if isinstance(why, str):
