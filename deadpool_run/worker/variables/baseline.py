@@ -85,10 +85,13 @@ class Baseline:
                 yield name, progress
 
     def forget_results(self, scopes: Iterable[Scope]) -> None:
-        """Have functions with `functools.lru_cache` compute again, as in a replacement, if their results are data."""
+        """Have functions with `functools.lru_cache` compute again, as in a replacement, if their results are data.
+
+        The scopes are those of `with_left_alone`.
+        """
         for scope in scopes:
             now = scope.all()
-            for name in self._left_alone.get(scope.name, ()):
+            for name in self._left_alone[scope.name]:
                 if holds_only_data(now.get(name)):
                     now[name].cache_clear()
 

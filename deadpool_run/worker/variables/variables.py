@@ -183,7 +183,7 @@ class Variables:
             here = self._advanced()
             self.left_alone = [name for name, progress in left_alone if here.get(name) != progress]
         else:
-            self._baseline.forget_results(self._scopes)
+            self._baseline.forget_results(self._scopes.of_names(self._baseline.with_left_alone()))
         self._scopes.children.put(changed.pop(_REPLACED, {}), self.refuse)
         reader = ValueReader(
             self._objects,
