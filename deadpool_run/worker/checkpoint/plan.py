@@ -18,8 +18,8 @@ from deadpool_run.ids import Rank
 from deadpool_run.vault import segments
 from deadpool_run.vault.segments import Manifest, Placement, SlotRole, TensorEntry
 from deadpool_run.worker.checkpoint.slots import SlotCopy
+from deadpool_run.worker.codec import parse_placement
 from deadpool_run.worker.compat import checkpoints
-from deadpool_run.worker.snapshot.plan import parse_placement
 
 _STRIDED = re.compile(r"_S\((\d+), (\d+)\)")
 

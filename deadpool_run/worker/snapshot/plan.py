@@ -1,12 +1,11 @@
 """The layout of a snapshot: which live tensor is copied to which bytes of a slot."""
 
-import re
 from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import DTensor
 
 from deadpool_run.errors import ScriptError
 from deadpool_run.vault.segments import HEADER_BYTES, Placement, SlotRole, TensorEntry, aligned
@@ -20,7 +19,6 @@ from deadpool_run.worker.state.protected import Protected
 _MOST_PROBES = 8
 _PROBED = 16
 """Elements of a parameter, the first ones in memory."""
-_SHARD = re.compile(r"S\((\d+)\)")
 
 
 def placement_of(tensor: Tensor) -> Placement | None:
@@ -36,14 +34,6 @@ def placement_of(tensor: Tensor) -> Placement | None:
         shape=tuple(tensor.shape),
         stride=tuple(tensor.stride()),
     )
-
-
-def parse_placement(text: str) -> Replicate | Shard | None:
-    """Return the placement that torch prints as `text`; None for any other than a plain shard or a replica."""
-    if text == "R":
-        return Replicate()
-    match = _SHARD.fullmatch(text)
-    return Shard(int(match[1])) if match else None
 
 
 def describe(tracked: Tracked, offset: int) -> TensorEntry:

@@ -43,6 +43,7 @@ from deadpool_run.worker.variables.modules import (
     submodules_of,
 )
 from deadpool_run.worker.variables.scope import Scope
+from deadpool_run.worker.variables.values.kinds.distributed_tensors import mesh_of
 from deadpool_run.worker.variables.values.kinds.functions import (
     Attributes,
     arguments_of,
@@ -93,6 +94,8 @@ class Scopes:
         objects, inside = [(f"protected {number}", each) for number, each in enumerate(protected)], list(parts)
         for name, each in (*objects, *inside):
             self.objects.add(name, each)
+            if (mesh := mesh_of(each)) is not None:
+                self.objects.add_mesh(f"{name}, mesh", mesh)
             if isinstance(each, Optimizer) and not is_optimizer_wrapper(each):
                 self.objects.add(f"{name}, state", each.state)
                 self.objects.add(f"{name}, groups", each.param_groups)

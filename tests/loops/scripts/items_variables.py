@@ -14,6 +14,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import torch
+from items_steps import sharded
 from kit_loops import BATCH, WIDTH, Loop, adam, blocks_of, data, ddp, item, net, update
 from torch import nn
 
@@ -178,6 +179,26 @@ def slow_weights(rank, _size):
                 if index % 3 == 2:
                     slow[number].lerp_(averages[number], 0.5)
                     parameter.copy_(slow[number])
+
+    return Loop({"model": model, "optimizer": optimizer}, step, blocks_of(model), optimizer)
+
+
+@item("averages of FSDP2's shards, by hand, pulled back to at every third step")
+def slow_shards(rank, _size):
+    model = sharded(nn.Sequential(net(), nn.Linear(WIDTH, 2000)))
+    optimizer = adam(model)
+    slow, merged = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}, {}
+
+    def step(index):
+        model(data(index, rank)).pow(2).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                merged[name] = 0.9 * merged.get(name, slow[name]) + 0.1 * parameter
+                if index % 3 == 2:
+                    slow[name].lerp_(merged[name], 0.5)
+                    parameter.copy_(slow[name])
 
     return Loop({"model": model, "optimizer": optimizer}, step, blocks_of(model), optimizer)
 

@@ -54,12 +54,8 @@ class DataWriter:
 
     def tensor(self, value: Tensor) -> Any:
         """Return the node of a tensor. Raises `OpaqueError`."""
-        if value.is_meta or self._copies.is_other(value):
-            raise OpaqueError
-        if (of_state := self.of_state(value)) is not None:
+        if (of_state := self.kept_elsewhere(value)) is not None:
             return of_state
-        if self._state is not None and self._state.has_memory_of(value):
-            raise UnkeptDataError(MOVED)
         if type(value) not in (Tensor, nn.Parameter) or not is_dense(value):
             raise UnkeptDataError(f"it is a {type(value).__name__} of layout {value.layout} on {value.device}")
         if is_freed(value):
@@ -81,6 +77,16 @@ class DataWriter:
             gradient = None if value.grad is None else self.tensor(value.grad)
             return [tag, node, gradient, value.requires_grad]
         return node
+
+    def kept_elsewhere(self, value: Tensor) -> list[str] | None:
+        """Return the node of a tensor that snapshots have under another name; None for any other. Raises `OpaqueError`."""
+        if value.is_meta or self._copies.is_other(value):
+            raise OpaqueError
+        if (of_state := self.of_state(value)) is not None:
+            return of_state
+        if self._state is not None and self._state.has_memory_of(value):
+            raise UnkeptDataError(MOVED)
+        return None
 
     def of_state(self, value: Tensor) -> list[str] | None:
         """Return the node of a parameter or a tensor of an optimizer's state; None for any other."""

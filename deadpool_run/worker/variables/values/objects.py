@@ -47,6 +47,7 @@ class Objects:
         self._names: dict[int, str] = {}
         self._objects: dict[str, Any] = {}  # keeps other objects alive, so that identities are not used again
         self._memory: dict[Memory, str] = {}
+        self._meshes: dict[DeviceMesh, str] = {}
 
     def add(self, name: str, obj: Any, *, weakly: bool = False) -> None:
         """Note an object under a new name."""
@@ -54,6 +55,16 @@ class Objects:
         with suppress(TypeError):  # its class allows no weak references
             self._objects[name] = weakref.ref(obj) if may_go else obj
             self._names[id(obj)] = name
+
+    def add_mesh(self, name: str, mesh: DeviceMesh) -> None:
+        """Note a device mesh under a new name, unless an equal one has a name: torch's caches exchange equal ones."""
+        if mesh not in self._meshes:
+            self._meshes[mesh] = name
+            self.add(name, mesh)
+
+    def name_of_mesh(self, mesh: DeviceMesh) -> str | None:
+        """Return the name of a mesh that is equal to this one; None if there is none."""
+        return self._meshes.get(mesh)
 
     def add_others(self, found: Iterable[tuple[str, Any]]) -> None:
         """Note those of these objects that have no name yet, for containers that refer to them later."""

@@ -17,7 +17,7 @@ from deadpool_run.worker.codec import device_of, tensor_of
 from deadpool_run.worker.state import generators
 from deadpool_run.worker.state.numbered import MadeLater
 from deadpool_run.worker.variables.values import sets
-from deadpool_run.worker.variables.values.kinds import functions, iterators, library_values
+from deadpool_run.worker.variables.values.kinds import distributed_tensors, functions, iterators, library_values
 from deadpool_run.worker.variables.values.kinds.own_objects import (
     TABLES,
     are_same,
@@ -76,7 +76,7 @@ class ValueReader:
         self._filled: dict[int, Any] = {}
         """The parts of a module that this process still has, by the numbers of those that are read into them."""
 
-    def read(self, node: Any, into: Any = None) -> Any:  # noqa: C901, PLR0911 - one line for each kind
+    def read(self, node: Any, into: Any = None) -> Any:  # noqa: C901, PLR0911, PLR0912 - one line for each kind
         """Return the value of a node. `into` is an object to fill and return, if it is of the same kind.
 
         Raises `OpaqueError` for a class that this process does not have.
@@ -102,6 +102,9 @@ class ValueReader:
             return self._there(self._objects.named(parts[0]))
         if tag == "closure":
             return self._closure(*parts)
+        if tag == distributed_tensors.TAG:
+            shard, mesh, layout = parts
+            return distributed_tensors.of_parts(self.read(shard), self.read(mesh), layout, into)
         if tag in ("view", "base"):
             return self._view(tag, parts)
         if tag == "own container":

@@ -22,7 +22,7 @@ from deadpool_run.worker.state import generators
 from deadpool_run.worker.state.numbered import MadeLater
 from deadpool_run.worker.state.state_tensors import StateTensors
 from deadpool_run.worker.variables.values.data_writer import DataWriter
-from deadpool_run.worker.variables.values.kinds import functions, iterators, library_values
+from deadpool_run.worker.variables.values.kinds import distributed_tensors, functions, iterators, library_values
 from deadpool_run.worker.variables.values.lost import MADE_LATER, LostValue, why_lost
 from deadpool_run.worker.variables.values.object_writer import ObjectWriter
 from deadpool_run.worker.variables.values.objects import USED, MadeLaterError, Objects, OpaqueError, UnkeptDataError
@@ -233,7 +233,7 @@ class ValueWriter(ObjectWriter):
         if is_data(value) and self._objects is not None and (view := self._view(self._objects, value)) is not None:
             return view
         if issubclass(kind, Tensor):  # false for a weak proxy
-            return self._data.tensor(value)
+            return self._distributed(value) or self._data.tensor(value)
         if is_array(value):
             if value.dtype.hasobject and kind.__name__ == "ndarray" and not value.dtype.fields:
                 return ["objects", list(value.shape), self._all(value.reshape(-1).tolist())]
@@ -251,6 +251,18 @@ class ValueWriter(ObjectWriter):
         if self._noting or objects.name_of(value) is not None or (base := self._sharing.base_of_new(value)) is None:
             return None
         return ["base", self._write(base), *layout_of(value)]
+
+    def _distributed(self, value: Tensor) -> list[Any] | None:
+        """Return the node of a DTensor whose mesh every process of the rank has; None for any other tensor."""
+        if (parts := distributed_tensors.parts_of(value)) is None:
+            return None
+        if (elsewhere := self._data.kept_elsewhere(value)) is not None:
+            return elsewhere
+        mesh = self._named.name_of_mesh(distributed_tensors.mesh_of(value))
+        if mesh is None:
+            raise UnkeptDataError("it is a DTensor of a device mesh that no protected parameter has")
+        shard, layout = parts
+        return [distributed_tensors.TAG, self._write(shard), ["scope", mesh], layout]
 
     def _nested(self, kind: type, value: Any) -> Any:
         if id(value) in self._within:

@@ -1,0 +1,42 @@
+"""DTensors without gradients, such as an average of weights under FSDP2: their shard, mesh and placements.
+
+Another process of the rank finds the mesh by the name of a protected parameter.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from deadpool_run.worker.codec import parse_placement
+from deadpool_run.worker.compat.modules import local
+from deadpool_run.worker.variables.values.objects import OpaqueError
+
+TAG = "distributed"
+
+
+def mesh_of(value: Any) -> Any:
+    """Return the device mesh of a DTensor; None for any other value."""
+    return value.device_mesh if type(value) is DTensor else None
+
+
+def parts_of(value: Any) -> tuple[Tensor, list[Any]] | None:
+    """Return the shard of a DTensor, with its shape, steps and placements; None for one that `of_parts` cannot make."""
+    if type(value) is not DTensor or value.requires_grad or isinstance(value, nn.Parameter):
+        return None
+    placements = list(map(str, value.placements))
+    if None in map(parse_placement, placements):
+        return None
+    return local(value), [list(value.shape), list(value.stride()), placements]
+
+
+def of_parts(shard: Tensor, mesh: Any, layout: list[Any], into: Any) -> Any:
+    """Return the DTensor of a shard: `into` if it has that. Raises `OpaqueError` if this process has no such mesh."""
+    if mesh is None:
+        raise OpaqueError
+    if mesh_of(into) == mesh and local(into) is shard and (parts := parts_of(into)) is not None and parts[1] == layout:
+        return into
+    shape, stride, names = layout
+    placements = [placed for name in names if (placed := parse_placement(name)) is not None]
+    return DTensor.from_local(shard, mesh, placements, run_check=False, shape=torch.Size(shape), stride=tuple(stride))
