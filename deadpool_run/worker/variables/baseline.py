@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from typing import Any
 
-from deadpool_run.worker.variables.left_alone import fingerprint_of, holds_only_data
+from deadpool_run.worker.variables.left_alone import fingerprint_of, forget_data
 from deadpool_run.worker.variables.modules import LEAVES
 from deadpool_run.worker.variables.scope import Scope
 from deadpool_run.worker.variables.values.kinds.functions import CODE
@@ -92,8 +92,7 @@ class Baseline:
         for scope in scopes:
             now = scope.all()
             for name in self._left_alone[scope.name]:
-                if holds_only_data(now.get(name)):
-                    now[name].cache_clear()
+                forget_data(now.get(name))
 
     def is_late(self, scope: str) -> bool:
         """Return whether another process may have found other values in the scope."""

@@ -35,7 +35,8 @@ _DEEPEST = 8
 _PLAIN = frozenset({int, float, bool, str, bytes, type(None)})
 _CONTAINERS: tuple[Any, ...] = (list, dict, set)
 _CACHED = type(functools.cache(len))
-_OF_CACHES = frozenset({"_lru_list_elem", "object"})
+_LINK = "_lru_list_elem"
+_OF_CACHES = frozenset({_LINK, "object"})
 """Classes of the parts of a cache that are neither arguments nor results."""
 _OTHER = (*CODE, ModuleType, nn.Module, Optimizer)
 _WELL_KNOWN = frozenset({*sys.stdlib_module_names, "torch", "numpy", PACKAGE}) - {"queue"}
@@ -56,6 +57,7 @@ def fingerprint_of(value: Any) -> str:
 
     Of a function with `functools.lru_cache`, it shows how many results were computed.
     """
+    value = _function_of(value)
     kind = type(value)  # a proxy would run code if asked for more
     if kind is _CACHED:
         return str(value.cache_info().misses)
@@ -68,12 +70,31 @@ def fingerprint_of(value: Any) -> str:
     return _digest(sorted(found.items()))
 
 
-def holds_only_data(function: Any) -> bool:
-    """Return whether a value is a function with `functools.lru_cache` whose results so far are numbers, strings, tensors and arrays."""
-    return type(function) is _CACHED and all(
-        each is function.__wrapped__ or each is vars(function) or _is_data(each, 0)
-        for each in gc.get_referents(function)
-    )
+def forget_data(value: Any) -> None:
+    """Have a function with `functools.lru_cache`, or a method, compute again if its results so far are numbers, strings, tensors and arrays.
+
+    Its arguments may be any objects, such as that of a method.
+    """
+    function = _function_of(value)
+    if type(function) is not _CACHED or not function.cache_info().currsize:
+        return
+    known = {id(vars(function)), id(function.__wrapped__)}
+    parts = [each for each in gc.get_referents(function) if id(each) not in known]
+    tables = [each for each in parts if type(each) is dict]
+    table = next((each for each in tables if each and all(map(_is_link, each.values()))), tables[-1])
+    known |= {id(table), *map(id, table)}
+    if all(_is_data(each, 0) for each in (*parts, *table.values()) if id(each) not in known):
+        function.cache_clear()
+
+
+def _is_link(value: Any) -> bool:
+    """Return whether a value is a part of a cache of limited length, which has an argument and a result."""
+    return type(value).__name__ == _LINK
+
+
+def _function_of(value: Any) -> Any:
+    """Return the function in a static method or a class method; any other value as it is."""
+    return value.__func__ if type(value) in (staticmethod, classmethod) else value
 
 
 def _is_data(value: Any, depth: int) -> bool:

@@ -51,3 +51,20 @@ def test_what_a_replacement_makes_in_set_up_is_made_once(made):
     restored(Variables(), trying=True)
     assert function(1, 1) is first
     assert len(calls) == 1
+
+
+class Noise:
+    """Draws once for each argument, in the ways in which a class may keep results."""
+
+    limited = functools.lru_cache(8)(lambda _self, _: {"it": torch.rand(2), "of": {}})
+    unlimited = functools.cache(lambda _self, _: {"it": torch.rand(2), "of": {}})
+    static = staticmethod(functools.cache(lambda _: torch.rand(2)))
+    of_class = classmethod(functools.cache(lambda _cls, _: torch.rand(2)))
+
+
+@pytest.mark.parametrize("name", ["limited", "unlimited", "static", "of_class"])
+def test_a_method_computes_again_whatever_its_object_is(name):
+    noise = Noise()
+    first = getattr(noise, name)(1)
+    restored(Variables(), trying=True)
+    assert getattr(noise, name)(1) is not first
