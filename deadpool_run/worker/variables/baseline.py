@@ -33,8 +33,6 @@ class First:
     """The node, to compare with."""
     progress: str = ""
     """`fingerprint_of` an object that snapshots leave alone."""
-    has_holes: bool = False
-    """Whether it had parts that are known by name only."""
 
 
 class Baseline:
@@ -117,12 +115,11 @@ class Baseline:
         if items is not None and all(type(each) in LEAVES or self._is_scope(each) for each in items):
             parts = tuple(items)
         try:
-            writer = self._writer(name)
-            node = writer.write(value)
+            node = self._writer(name).write(value)
             if isinstance(node, list) and node[0] == "reference":
                 return First(OPAQUE, (lambda: value) if isinstance(value, CODE) else _weak(value))
             kept = weakref.ref(value) if is_data(value) else value
-            return First(node, kept, parts, encoded(node), has_holes=writer.holes > 0)
+            return First(node, kept, parts, encoded(node))
         except UnkeptDataError as error:
             return First(UNKEPT, Unkept(value, str(error), inside=True, arrays=True))
         except OpaqueError:

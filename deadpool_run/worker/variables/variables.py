@@ -302,8 +302,7 @@ class Variables:
                 return [_LOST, str(error), self._number]
             if first is not None and first.node is OPAQUE and first.value is None:
                 return None
-            is_of_setup = first is not None and first.has_holes and first.value is value
-            if has_parts(value, self.own_modules()) and not is_of_setup:
+            if has_parts(value, self.own_modules()):
                 self._around[shown_variable(*name)] = MADE_IN_LOOP
             return OPAQUE
         is_as_first = first is not None and not self._baseline.is_late(name[0]) and encoded(node) == first.encoded

@@ -2,7 +2,9 @@
 
 import collections
 import dataclasses
+import re
 import threading
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -10,6 +12,8 @@ import pytest
 import torch
 from kit.taken import Taken
 from test_kinds import run
+
+from deadpool_run.worker.variables.variables import Variables
 
 STEPS = 4
 
@@ -295,3 +299,48 @@ def test_the_results_are_those_without_a_restore(make):
         bump()
     expected = bump(), bump()
     assert run(make, Taken(), until=STEPS) == expected
+
+
+def unkept(kind):
+    """A new object that no snapshot holds."""
+    return {
+        "file": lambda: Path("/dev/null").open(),
+        "box": Taken,
+        "function": lambda: lambda: 0,
+        "match": lambda: re.match("a", "a"),
+    }[kind]()
+
+
+@pytest.mark.parametrize("count", range(1, 5))
+@pytest.mark.parametrize("kind", ["file", "box", "function", "match"])
+def test_a_change_beside_several_parts_that_cannot_be_kept_comes_back(kind, count):
+    def loop(taken, *, steps):
+        parts, variables = [*(unkept(kind) for _ in range(count)), 0], Variables()
+        first = Taken(parts[:count])
+        variables.begin()
+        if steps:
+            parts[-1] = 5
+            parts[0], parts[count - 1] = parts[count - 1], parts[0]
+        taken.append(variables.take())
+        if not steps:
+            variables.put(taken[0])
+        return [first.index(each) for each in parts[:count]], parts[-1], variables.left_alone
+
+    taken = Taken()
+    assert loop(taken, steps=1) == loop(taken, steps=0)
+
+
+@pytest.mark.parametrize("kind", ["file", "box", "match"])
+def test_a_container_of_set_up_is_named_if_the_loop_puts_such_a_part_into_it(kind):
+    def loop(taken, *, steps):
+        parts, variables = [unkept(kind), unkept(kind), 0], Variables()
+        variables.begin()
+        if steps:
+            parts[0], parts[2] = unkept(kind), 5
+        taken.append(variables.take())
+        if not steps:
+            variables.put(taken[0])
+        return [name.rpartition(".")[2] for name in variables.left_alone]
+
+    taken = Taken()
+    assert (loop(taken, steps=1), loop(taken, steps=0)) == ([], ["parts"])

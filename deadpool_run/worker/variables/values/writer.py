@@ -87,6 +87,8 @@ class ValueWriter(ObjectWriter):
         self._made: dict[int, tuple[int, Any]] = {}
         """The objects that were made after the loop began, each with its number."""
         self._numbers = itertools.count()
+        self._names = itertools.count(1)
+        """The numbers in the names of the objects that this writer adds."""
         self._sharing = Sharing(self._made, copies)
         self.holes = 0
         """How many objects were written by name only, because their content cannot be kept."""
@@ -172,7 +174,7 @@ class ValueWriter(ObjectWriter):
     def _identified(self, objects: Objects, kind: type, value: Any) -> Any:
         name = objects.name_of(value)
         if name is None and self._noting:
-            name = f"{self._noting}#{self._values}"
+            name = f"{self._noting}#{next(self._names)}"
             objects.add(name, value)
             try:
                 content = self._content(kind, value)
@@ -201,7 +203,7 @@ class ValueWriter(ObjectWriter):
             return ["lock", type(value).__name__]
         name = None if self._objects is None else self._objects.name_of(value)
         if name is None and self._noting and self._objects is not None:
-            name = f"{self._noting}#{self._values}"
+            name = f"{self._noting}#{next(self._names)}"
             self._objects.add(name, value, weakly=True)
             name = self._objects.name_of(value)  # None if its class allows no weak references
         if name is None and isinstance(value, USED):
