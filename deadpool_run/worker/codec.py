@@ -9,7 +9,6 @@ import copy
 import ctypes
 import io
 import math
-import re
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -18,12 +17,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import Replicate, Shard
 
 from deadpool_run.errors import ScriptError, SnapshotError
 
 _TAG = "!"
-_SHARD = re.compile(r"S\((\d+)\)")
 _REMEDY = "Let state_dict() return tensors, numbers, strings, lists and dicts instead."
 _ATOMS = frozenset({type(None), bool, int, float, str, bytes, complex, torch.dtype, torch.device})
 
@@ -53,14 +50,6 @@ def name_of_device(device: torch.device) -> str:
 def device_of(name: str) -> torch.device:
     """Return the device that has this name, with its number."""
     return torch.device("cuda", torch.cuda.current_device()) if name == "cuda" else torch.device(name)
-
-
-def parse_placement(text: str) -> Replicate | Shard | None:
-    """Return the placement that torch prints as `text`; None for any other than a plain shard or a replica."""
-    if text == "R":
-        return Replicate()
-    match = _SHARD.fullmatch(text)
-    return Shard(int(match[1])) if match else None
 
 
 def has_state(obj: object) -> bool:

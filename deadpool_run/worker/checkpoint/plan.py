@@ -6,22 +6,17 @@ byte, on several ranks is written once. If tensors of one name differ (pipeline 
 different buffers), the first rank's has that name, and those of other ranks have a prefix like `rank00001.`.
 """
 
-import re
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from typing import Any
 
-from torch.distributed import tensor
-
 from deadpool_run.ids import Rank
 from deadpool_run.vault import segments
 from deadpool_run.vault.segments import Manifest, Placement, SlotRole, TensorEntry
 from deadpool_run.worker.checkpoint.slots import SlotCopy
-from deadpool_run.worker.codec import parse_placement
 from deadpool_run.worker.compat import checkpoints
-
-_STRIDED = re.compile(r"_S\((\d+), (\d+)\)")
+from deadpool_run.worker.compat.placements import parse_placement
 
 Path = tuple[str | int, ...]
 """An item's keys in the nested state dict; joined by dots they are its name."""
@@ -140,15 +135,8 @@ def _alone(piece: Piece) -> Piece:
 
 
 def _offsets(entry: TensorEntry, at: Placement) -> tuple[int, ...] | None:
-    known = [placement for text in at.placements if (placement := _placement(text)) is not None]
+    known = [placement for text in at.placements if (placement := parse_placement(text)) is not None]
     if len(known) < len(at.placements) or len(at.at) != len(at.mesh):
         return None
     shape, offsets = checkpoints.shape_and_offsets(at.shape, at.mesh, at.at, known)
     return offsets if shape == entry.shape else None
-
-
-def _placement(text: str) -> tensor.Placement | None:
-    """Return the placement that torch prints as `text`; None if it is neither a shard nor a replica."""
-    if match := _STRIDED.fullmatch(text):
-        return checkpoints.strided_shard(int(match[1]), split_factor=int(match[2]))
-    return parse_placement(text)

@@ -6,10 +6,7 @@ from typing import Any
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.tensor import Placement
 from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset
-from torch.distributed.tensor.placement_types import _StridedShard
 
-strided_shard = _StridedShard
-"""The placement of a dimension that two mesh dimensions shard, in the order of FSDP2 with TP."""
 storage_info = _StorageInfo
 """The place of a tensor for a checkpoint's metadata."""
 

@@ -8,8 +8,9 @@ from torch.distributed.tensor import DTensor, Placement
 
 from deadpool_run.errors import SnapshotError
 from deadpool_run.vault.segments import Manifest, SlotRole, TensorEntry, read_exactly
-from deadpool_run.worker.codec import TreeReader, parse_placement
+from deadpool_run.worker.codec import TreeReader
 from deadpool_run.worker.compat.modules import buffers_of, local
+from deadpool_run.worker.compat.placements import parse_placement
 from deadpool_run.worker.snapshot.plan import live_tensors, placement_of
 from deadpool_run.worker.snapshot.slot_memory import SlotMemory, copy_fast, dtype_of
 from deadpool_run.worker.state.gradients import Kept

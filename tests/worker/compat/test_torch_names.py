@@ -59,6 +59,7 @@ NAMES = {
     "_Options": [_bound("ProcessGroupGloo")],
     "_StorageInfo": [Place("torch/distributed/checkpoint/filesystem.py")],
     "_StridedShard": [Place("torch/distributed/tensor/placement_types.py")],
+    "_spec": [Place("torch/distributed/tensor/_api.py", "DTensor")],
     "_add_ephemeral_timeout": [_stub("ProcessGroup", (2, 14))],
     "_base": [Place("torch/_C/__init__.pyi", "TensorBase")],
     "_all_gather_comm": [Place(f"{FSDP}_fsdp_param_group.py", "FSDPParamGroup")],

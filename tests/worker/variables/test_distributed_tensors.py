@@ -8,6 +8,8 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from deadpool_run.errors import RefusedError
+from deadpool_run.worker.compat.placements import parse_placement
+from deadpool_run.worker.variables.values.kinds.distributed_tensors import parts_of
 from deadpool_run.worker.variables.variables import Variables
 
 SMALL, LARGE = 3, 200
@@ -23,6 +25,13 @@ class Box(list):
 def mesh():
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
     yield Box([init_device_mesh("cpu", (2,))])
+    dist.destroy_process_group()
+
+
+@pytest.fixture
+def mesh_of_two():
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
+    yield init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
     dist.destroy_process_group()
 
 
@@ -67,6 +76,31 @@ def test_a_step_is_undone_in_place(mesh):
     variables.put(taken)
     assert average is kept[0]
     assert facts(average) == expected
+
+
+@pytest.mark.parametrize("in_setup", [True, False])
+def test_shards_of_two_mesh_dimensions_come_back(mesh_of_two, in_setup):
+    def loop(taken, *, steps):
+        weight = Box([DTensor.from_local(torch.ones(2, 3), mesh_of_two, placements, run_check=False)])
+        average, variables = weight[0].clone() if in_setup else None, Variables()
+        variables.begin(parts=[("weight", weight[0])], others=[weight[0]])
+        if steps:
+            average = weight[0] * 3
+        taken.append(variables.take())
+        if not steps:
+            variables.put(taken[0])
+        return facts(average)
+
+    placements, taken = [parse_placement("_S(0, 2)"), Shard(0)], Box()
+    assert loop(taken, steps=1) == loop(taken, steps=0)
+
+
+def test_shards_in_an_order_that_placements_do_not_show_are_not_kept(mesh_of_two):
+    tensor = DTensor.from_local(torch.ones(2, 3), mesh_of_two, [Shard(0), Shard(0)], run_check=False)
+    assert parts_of(tensor) is not None
+    (entry,) = tensor._spec.shard_order
+    tensor._spec.shard_order = (entry._replace(mesh_dims=(1, 0)),)
+    assert parts_of(tensor) is None
 
 
 def test_views_of_one_shard_still_share_it(mesh):

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from deadpool_run.worker.codec import parse_placement
 from deadpool_run.worker.compat.modules import local
+from deadpool_run.worker.compat.placements import has_own_order, parse_placement
 from deadpool_run.worker.variables.values.objects import OpaqueError
 
 TAG = "distributed"
@@ -26,7 +26,7 @@ def parts_of(value: Any) -> tuple[Tensor, list[Any]] | None:
     if type(value) is not DTensor or value.requires_grad or isinstance(value, nn.Parameter):
         return None
     placements = list(map(str, value.placements))
-    if None in map(parse_placement, placements):
+    if None in map(parse_placement, placements) or has_own_order(value):
         return None
     return local(value), [list(value.shape), list(value.stride()), placements]
 
