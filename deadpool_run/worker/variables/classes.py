@@ -1,7 +1,8 @@
-"""Classes of the script's that objects have, and that no variable may refer to: a function has made them, say."""
+"""Classes of the script's that objects have, and that no variable may refer to: a function has made them, say. What classes have."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 
 class Classes:
@@ -26,3 +27,14 @@ class Classes:
                 name = f"class {kind.__module__}.{kind.__qualname__}"
                 self._alike[name] += 1
                 yield name if self._alike[name] == 1 else f"{name} ({self._alike[name]})", kind
+
+
+def forward_of(kind: type) -> dict[str, Any]:
+    """Return the method that runs a class of modules, by name."""
+    return {"forward": vars(kind)["forward"]}
+
+
+def set_of_class(kind: type, values: Mapping[str, Any]) -> None:
+    """Set attributes of a class."""
+    for name, value in values.items():
+        setattr(kind, name, value)

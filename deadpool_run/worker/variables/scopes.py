@@ -27,7 +27,9 @@ from deadpool_run.worker.process.script_files import own_modules
 from deadpool_run.worker.state.optimizers import is_optimizer_wrapper
 from deadpool_run.worker.state.script_hooks import module_of
 from deadpool_run.worker.variables.children import Children
-from deadpool_run.worker.variables.classes import Classes
+from deadpool_run.worker.variables.classes import Classes, forward_of, set_of_class
+from deadpool_run.worker.variables.containers import PLAIN, DictVariables, has_only_names, is_small
+from deadpool_run.worker.variables.containers import parts_of as parts_in
 from deadpool_run.worker.variables.data_sets import DRAWN_AGAIN, is_data, parts_of
 from deadpool_run.worker.variables.library_objects import has_only_values
 from deadpool_run.worker.variables.modules import (
@@ -67,8 +69,6 @@ from deadpool_run.worker.variables.values.kinds.own_objects import (
 from deadpool_run.worker.variables.values.objects import Objects, OpaqueError
 from deadpool_run.worker.variables.values.writer import ValueWriter
 
-_MOST_KEYS = 256
-"""A dict or a list with more keys is one value, not a scope."""
 _MOST_SCOPES = 4096
 _WITH_CONTENT = frozenset({*sys.stdlib_module_names, "numpy", "torch"})
 """Packages whose objects may be kept with their content, which may change in place."""
@@ -102,6 +102,7 @@ class Scopes:
         self.parameters: list[tuple[str, Tensor]] = []
         """The parameters of unprotected modules, by name."""
         self._functions: set[int] = set()
+        self._containers: set[int] = set()
         self._with_forward: set[type] = set()
         self._classes = Classes()
         self._loaders: WeakSet[DataLoader[Any]] = WeakSet()
@@ -196,16 +197,28 @@ class Scopes:
             self._look(f"{name}.__self__", value.__self__)
         elif isinstance(value, ContextVar | threading.local):
             self._add_context(name, value)
-        elif issubclass(kind, dict) and dict.__len__(value) <= _MOST_KEYS and not self._is_plain(value):
+        elif issubclass(kind, dict) and is_small(value) and has_only_names(value) and not self._is_plain(value):
             self._add_own_dict(name, kind, value)
-        elif kind in (list, tuple) and len(value) <= _MOST_KEYS:
-            for index, part in enumerate(value):
-                if isinstance(part, nn.Module) or is_data(part) or self._has_attributes(part):
-                    self._look(f"{name}[{index}]", part)
+        elif is_small(value):
+            if kind in (list, tuple) or not self._is_plain(value):
+                self._look_at_parts(name, value)
+            if kind not in PLAIN:
+                self._look_at_own(name, kind, value)
         elif isinstance(value, nn.Module):
             self._add_module(name, value)
         else:
             self._look_at_own(name, kind, value)
+
+    def _look_at_parts(self, name: str, value: Any) -> None:
+        """Look at the modules, objects, loaders and data sets in a container that is one value, and in those inside it."""
+        if id(value) in self._containers or len(self._containers) >= _MOST_SCOPES:
+            return
+        self._containers.add(id(value))
+        for where, part in parts_in(value):
+            if isinstance(part, nn.Module) or is_data(part) or self._has_attributes(part):
+                self._look(f"{name}{where}", part)
+            elif is_small(part) and not self._is_plain(part):
+                self._look_at_parts(f"{name}{where}", part)
 
     def _add_data(self, name: str, value: Any) -> None:
         """Add the parts of a loader, or the attributes of a data set or a sampler. A loader, which may have workers, is not kept alive."""
@@ -235,7 +248,7 @@ class Scopes:
         is_simple = is_own(type(value), self.modules) or is_optimizer_wrapper(value)
         return is_simple or has_only_values(value, self.is_scope)  # last, because it searches
 
-    def _is_plain(self, value: dict[str, Any]) -> bool:
+    def _is_plain(self, value: Any) -> bool:
         try:
             ValueWriter(None, self.objects, self.modules).write(value)
         except OpaqueError:
@@ -252,7 +265,7 @@ class Scopes:
     def _add_class(self, name: str, kind: type) -> None:
         self._classes.note(kind, self.modules)
         self.objects.add(name, kind)
-        self._add(_of_table(name, AttributeTable(vars(kind)), partial(_set_of_class, kind)))
+        self._add(_of_table(name, AttributeTable(vars(kind)), partial(set_of_class, kind)))
         members: dict[str, Any] = dict(kind.__members__) if isinstance(kind, EnumType) else {}
         for key, member in members.items():
             self._add_attributes(f"{name}.{key}", member)
@@ -288,9 +301,9 @@ class Scopes:
         owner = next(each for each in kind.__mro__ if "forward" in vars(each))
         if owner not in self._with_forward and owner.__module__ not in self.modules:
             self._with_forward.add(owner)
-            read = partial(_forward_of, owner)
+            read = partial(forward_of, owner)
             scope = self._under_own_name(
-                Scope(f"{owner.__module__}.{owner.__qualname__}", read, partial(_set_of_class, owner))
+                Scope(f"{owner.__module__}.{owner.__qualname__}", read, partial(set_of_class, owner))
             )
             self._fixed.add(scope, vars(owner), read())
 
@@ -327,12 +340,12 @@ class Scopes:
         if base is not None:
             self._add_dict(name, value, value, base)
             if kind is not dict and attributes_of_container(value):
-                self._add(Scope(f"{name}, attributes", partial(_with_names, vars(value)), vars(value).update))
+                self._add(Scope(f"{name}, attributes", DictVariables(vars(value)).read, vars(value).update))
 
     def _add_dict(self, name: str, value: Any, content: dict[str, Any], base: Any = dict) -> None:
         """Add an object whose variables are in a dict. The methods of `base` read and set it, not those of the script's class."""
-        read = partial(_with_names, content, base)
-        self._add_named(name, value, read, partial(base.update, content), partial(base.pop, content))
+        variables = DictVariables(content, base)
+        self._add_named(name, value, variables.read, variables.write, variables.remove)
 
     def _add_named(
         self,
@@ -377,22 +390,9 @@ def _of_table(
     return Scope(name, table, write, remove, table)
 
 
-def _with_names(content: Mapping[Any, Any], base: Any = dict) -> dict[str, Any]:
-    return {key: value for key, value in list(base.items(content)) if type(key) is str}
-
-
 def _of_context(variable: ContextVar[Any]) -> dict[str, Any]:
     value = variable.get(_UNSET)
     return {} if value is _UNSET else {_VALUE: value}
-
-
-def _forward_of(kind: type) -> dict[str, Any]:
-    return {"forward": vars(kind)["forward"]}
-
-
-def _set_of_class(kind: type, values: Mapping[str, Any]) -> None:
-    for name, value in values.items():
-        setattr(kind, name, value)
 
 
 def _fill(cells: Mapping[str, CellType], values: Mapping[str, Any]) -> None:
