@@ -38,6 +38,8 @@ _SAME_ORDER = {"NCCL_ALGO": "Ring", "NCCL_PROTO": "Simple"}
 """Settings of every run, unless the user has others: NCCL adds in the same order before and after a repair."""
 _FATAL_STEP = 20
 _LINES_SHOWN = 15
+_DIGITS = 16
+"""Of a digest: enough to tell two apart."""
 _END_S = 30.0
 
 
@@ -96,7 +98,8 @@ class _Layout:
             (incident,) = self._incidents()
         except (_FailedError, ValueError) as error:
             return Measured(Finding(Grade.BAD, self.layout, str(error)), "")
-        is_exact = [each["digest"] for each in killed] == [each["digest"] for each in unfailed]
+        digests = [[each["digest"][:_DIGITS] for each in results] for results in (killed, unfailed)]
+        is_exact = digests[0] == digests[1]
         phases = {name: incident[f"{name}_s"] for name in PHASES if incident.get(f"{name}_s") is not None}
         seconds = max(phases.values())
         peak, their_peak = (max(each["peak_bytes"] for each in results) for results in (killed, theirs))
@@ -104,7 +107,7 @@ class _Layout:
         text = (
             f"{step:.1f} ms a step (torchrun {base:.1f}); a killed rank was replaced in {seconds:.2f} s; "
             f"{f'at most {size(peak)} of a GPU (torchrun {size(their_peak)}); ' if peak else ''}the weights are "
-            f"{'exact' if is_exact else 'not those of the run without a failure'}"
+            f"{'exact' if is_exact else 'not those of the run without a failure: {} instead of {}'.format(*digests)}"
         )
         cells = (
             f"{self.ranks} x {unfailed[0]['device']}",
