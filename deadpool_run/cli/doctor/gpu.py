@@ -98,8 +98,9 @@ class _Layout:
             (incident,) = self._incidents()
         except (_FailedError, ValueError) as error:
             return Measured(Finding(Grade.BAD, self.layout, str(error)), "")
-        digests = [[each["digest"][:_DIGITS] for each in results] for results in (killed, unfailed)]
+        digests = [[each["digest"] for each in results] for results in (killed, unfailed)]
         is_exact = digests[0] == digests[1]
+        shown = [[digest[:_DIGITS] for digest in each] for each in digests]
         phases = {name: incident[f"{name}_s"] for name in PHASES if incident.get(f"{name}_s") is not None}
         seconds = max(phases.values())
         peak, their_peak = (max(each["peak_bytes"] for each in results) for results in (killed, theirs))
@@ -107,7 +108,7 @@ class _Layout:
         text = (
             f"{step:.1f} ms a step (torchrun {base:.1f}); a killed rank was replaced in {seconds:.2f} s; "
             f"{f'at most {size(peak)} of a GPU (torchrun {size(their_peak)}); ' if peak else ''}the weights are "
-            f"{'exact' if is_exact else 'not those of the run without a failure: {} instead of {}'.format(*digests)}"
+            f"{'exact' if is_exact else 'not those of the run without a failure: {} instead of {}'.format(*shown)}"
         )
         cells = (
             f"{self.ranks} x {unfailed[0]['device']}",
