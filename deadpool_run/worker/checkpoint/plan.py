@@ -16,7 +16,7 @@ from deadpool_run.vault import segments
 from deadpool_run.vault.segments import Manifest, Placement, SlotRole, TensorEntry
 from deadpool_run.worker.checkpoint.slots import SlotCopy
 from deadpool_run.worker.compat import checkpoints
-from deadpool_run.worker.compat.placements import parse_placement
+from deadpool_run.worker.compat.placements import parse_placements
 
 Path = tuple[str | int, ...]
 """An item's keys in the nested state dict; joined by dots they are its name."""
@@ -135,8 +135,8 @@ def _alone(piece: Piece) -> Piece:
 
 
 def _offsets(entry: TensorEntry, at: Placement) -> tuple[int, ...] | None:
-    known = [placement for text in at.placements if (placement := parse_placement(text)) is not None]
-    if len(known) < len(at.placements) or len(at.at) != len(at.mesh):
+    known = parse_placements(at.placements)
+    if known is None or len(at.at) != len(at.mesh):
         return None
     shape, offsets = checkpoints.shape_and_offsets(at.shape, at.mesh, at.at, known)
     return offsets if shape == entry.shape else None

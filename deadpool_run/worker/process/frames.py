@@ -91,3 +91,9 @@ def closed_over(cells: Mapping[str, CellType]) -> dict[str, Any]:
         with suppress(ValueError):  # it has no value yet
             found[name] = cell.cell_contents
     return found
+
+
+def set_closed_over(cells: Mapping[str, CellType], values: Mapping[str, Any]) -> None:
+    """Set some variables that a function closes over."""
+    for name, value in values.items():
+        cells[name].cell_contents = value

@@ -4,13 +4,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor, Placement
+from torch.distributed.tensor import DTensor
 
 from deadpool_run.errors import SnapshotError
 from deadpool_run.vault.segments import Manifest, SlotRole, TensorEntry, read_exactly
 from deadpool_run.worker.codec import TreeReader
 from deadpool_run.worker.compat.modules import buffers_of, local
-from deadpool_run.worker.compat.placements import parse_placement
+from deadpool_run.worker.compat.placements import from_shard, parse_placements
 from deadpool_run.worker.snapshot.plan import live_tensors, placement_of
 from deadpool_run.worker.snapshot.slot_memory import SlotMemory, copy_fast, dtype_of
 from deadpool_run.worker.state.gradients import Kept
@@ -107,7 +107,7 @@ class Restoration:
         own = placement_of(parameter)
         if own is None or (own.mesh, own.names, own.at) != (saved.mesh, saved.names, saved.at):
             return [f"{entry.name}: its placement {saved} is not on the mesh of its parameter ({own})"]
-        if own.placements != saved.placements and None in map(parse_placement, saved.placements):
+        if own.placements != saved.placements and parse_placements(saved.placements) is None:
             return [f"{entry.name}: cannot be created with the placements {saved.placements}"]
         return []
 
@@ -210,16 +210,11 @@ def _differences(entry: TensorEntry, tracked: Tracked | None) -> list[str]:
 
 
 def _distributed(shard: Tensor, entry: TensorEntry, like: Tensor) -> DTensor:
-    assert entry.placement is not None
+    placement = entry.placement
+    assert placement is not None
     assert isinstance(like, DTensor)
-    placements: list[Placement] = list(like.placements)
-    if tuple(map(str, placements)) != entry.placement.placements:
-        placements = [placed for text in entry.placement.placements if (placed := parse_placement(text)) is not None]
-    return DTensor.from_local(
-        shard,
-        like.device_mesh,
-        placements,
-        run_check=False,
-        shape=torch.Size(entry.placement.shape),
-        stride=entry.placement.stride,
-    )
+    is_alike = tuple(map(str, like.placements)) == placement.placements
+    placements = like.placements if is_alike else parse_placements(placement.placements)
+    if placements is None:
+        raise SnapshotError(f"a value of the snapshot cannot be created with the placements {placement.placements}")
+    return from_shard(shard, like.device_mesh, placements, placement.shape, placement.stride)

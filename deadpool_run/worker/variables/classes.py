@@ -1,4 +1,4 @@
-"""Classes of the script's that objects have, and that no variable may refer to: a function has made them, say. What classes have."""
+"""Classes of the script's that only objects refer to, because a function has made them, say; and attributes of classes."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping

@@ -25,7 +25,7 @@ def is_small(value: Any) -> bool:
     return base is not None and base.__len__(value) <= _MOST_PARTS
 
 
-def parts_of(value: Any) -> Iterator[tuple[str, Any]]:
+def parts_in(value: Any) -> Iterator[tuple[str, Any]]:
     """Yield what is in such a value, each part with its place in the script's notation. Of a method, the object."""
     for index, (key, part) in enumerate(_items_of(value)):
         where = f"[{repr(key) if type(key) in LEAVES else f'#{index}'}]"

@@ -8,7 +8,7 @@ from dataclasses import replace
 from enum import EnumType
 from functools import partial
 from itertools import islice
-from types import CellType, FunctionType, MethodType, ModuleType
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
 from weakref import WeakSet
 
@@ -21,6 +21,7 @@ from deadpool_run.worker.process.frames import (
     function_frames,
     local_variables,
     script_frames,
+    set_closed_over,
     set_local_variables,
 )
 from deadpool_run.worker.process.script_files import own_modules
@@ -28,8 +29,7 @@ from deadpool_run.worker.state.optimizers import is_optimizer_wrapper
 from deadpool_run.worker.state.script_hooks import module_of
 from deadpool_run.worker.variables.children import Children
 from deadpool_run.worker.variables.classes import Classes, forward_of, set_of_class
-from deadpool_run.worker.variables.containers import PLAIN, DictVariables, has_only_names, is_small
-from deadpool_run.worker.variables.containers import parts_of as parts_in
+from deadpool_run.worker.variables.containers import PLAIN, DictVariables, has_only_names, is_small, parts_in
 from deadpool_run.worker.variables.data_sets import DRAWN_AGAIN, is_data, parts_of
 from deadpool_run.worker.variables.library_objects import has_only_values
 from deadpool_run.worker.variables.modules import (
@@ -197,17 +197,20 @@ class Scopes:
             self._look(f"{name}.__self__", value.__self__)
         elif isinstance(value, ContextVar | threading.local):
             self._add_context(name, value)
-        elif issubclass(kind, dict) and is_small(value) and has_only_names(value) and not self._is_plain(value):
-            self._add_own_dict(name, kind, value)
-        elif is_small(value):
-            if kind in (list, tuple) or not self._is_plain(value):
-                self._look_at_parts(name, value)
-            if kind not in PLAIN:
-                self._look_at_own(name, kind, value)
+        elif is_small(value) and (kind in (list, tuple) or not self._is_plain(value)):
+            self._look_at_container(name, kind, value)
         elif isinstance(value, nn.Module):
             self._add_module(name, value)
         else:
             self._look_at_own(name, kind, value)
+
+    def _look_at_container(self, name: str, kind: type, value: Any) -> None:
+        if issubclass(kind, dict) and has_only_names(value):
+            self._add_own_dict(name, kind, value)
+        else:
+            self._look_at_parts(name, value)
+            if kind not in PLAIN:
+                self._look_at_own(name, kind, value)
 
     def _look_at_parts(self, name: str, value: Any) -> None:
         """Look at the modules, objects, loaders and data sets in a container that is one value, and in those inside it."""
@@ -378,7 +381,7 @@ class Scopes:
         cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
         cells.pop("__class__", None)  # of a method that calls super()
         if cells:
-            self._add(Scope(f"{name}, closure", partial(closed_over, cells), partial(_fill, cells)))
+            self._add(Scope(f"{name}, closure", partial(closed_over, cells), partial(set_closed_over, cells)))
 
 
 def _of_table(
@@ -393,8 +396,3 @@ def _of_table(
 def _of_context(variable: ContextVar[Any]) -> dict[str, Any]:
     value = variable.get(_UNSET)
     return {} if value is _UNSET else {_VALUE: value}
-
-
-def _fill(cells: Mapping[str, CellType], values: Mapping[str, Any]) -> None:
-    for name, value in values.items():
-        cells[name].cell_contents = value

@@ -5,12 +5,11 @@ Another process of the rank finds the mesh by the name of a protected parameter.
 
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from deadpool_run.worker.compat.modules import local
-from deadpool_run.worker.compat.placements import has_own_order, parse_placement
+from deadpool_run.worker.compat.placements import from_shard, has_own_order, parse_placements
 from deadpool_run.worker.variables.values.objects import OpaqueError
 
 TAG = "distributed"
@@ -26,7 +25,7 @@ def parts_of(value: Any) -> tuple[Tensor, list[Any]] | None:
     if type(value) is not DTensor or value.requires_grad or isinstance(value, nn.Parameter):
         return None
     placements = list(map(str, value.placements))
-    if None in map(parse_placement, placements) or has_own_order(value):
+    if parse_placements(placements) is None or has_own_order(value):
         return None
     return local(value), [list(value.shape), list(value.stride()), placements]
 
@@ -38,5 +37,6 @@ def of_parts(shard: Tensor, mesh: Any, layout: list[Any], into: Any) -> Any:
     if mesh_of(into) == mesh and local(into) is shard and (parts := parts_of(into)) is not None and parts[1] == layout:
         return into
     shape, stride, names = layout
-    placements = [placed for name in names if (placed := parse_placement(name)) is not None]
-    return DTensor.from_local(shard, mesh, placements, run_check=False, shape=torch.Size(shape), stride=tuple(stride))
+    placements = parse_placements(names)
+    assert placements is not None, names  # `parts_of` has parsed them
+    return from_shard(shard, mesh, placements, shape, stride)
