@@ -52,7 +52,9 @@ def blank(*shape, dtype=torch.float32):
 
 _ADDRESSES = re.compile(
     r"<torch[\w.]* object at \w+>|<deadpool group [^>]*>|\d+(\.\d+){3}|0x[0-9a-f]+|(?<=:)\d{4,5}\b|(?<=GroupName: )\S+|at \w+"
+    r"|(?<=Timed out waiting )\d+(?=ms)"
 )
+"""Parts of messages that differ from run to run: addresses, names, and how much of its time a call of Gloo's had left."""
 
 
 def outcome(function):
