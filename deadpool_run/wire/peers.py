@@ -160,14 +160,17 @@ class Joined(Tagged):
 class Heartbeat(Tagged):
     """Tells that the leader is alive. `sent_at` is its clock. `oldest` and `newest` are the configurations that count now.
 
-    `confirmed` is when the newest heartbeat was sent that the leader has this node's answer to; None if it may not say so.
+    `answered` is when the newest heartbeat was sent that the leader has this node's answer to, and `lease_from` when the one was
+    sent from which its lease counts.
     """
 
     term: int
     sent_at: float
     oldest: int
     newest: int
-    confirmed: float | None = None
+    answered: float | None = None
+    lease_from: float | None = None
+    """None without a lease, and infinity for a leader that decides alone."""
     received: int = 0
     """The number of this node's messages that came."""
 

@@ -52,7 +52,7 @@ class Agent(NodeSide):
         self.reports: list[ev.RankReport] = []
         self.plan = 0
         self.fenced_why = ""
-        self.confirmed: dict[str, float] = {}
+        self.answered: dict[str, float] = {}
         """For each agent, the time when the newest heartbeat that it answered was sent."""
         self.members: set[str] = set()
         """Agents that have answered this leader, except those that it has given up."""
@@ -118,7 +118,7 @@ class Agent(NodeSide):
         """Stop leading. After another election, it starts from its log."""
         self.deciding, self.held_at = False, None
         self.state = coordinator.new_state(self.cluster.settings)
-        self.waiting, self.members, self.confirmed, self.reports = [], set(), {}, []
+        self.waiting, self.members, self.answered, self.reports = [], set(), {}, []
 
     def go_on(self) -> None:
         """Keep events while the leader lacks a lease, and decide on them afterwards. The job's clock stops meanwhile."""
@@ -182,11 +182,10 @@ class Agent(NodeSide):
         self.send_configurations({*agents, *self.members}, self.mind.configurations)
 
     def send_configurations(self, others: Iterable[str], configurations: tuple[el.Configuration, ...]) -> None:
-        sent_at, holds_lease = self.now, quorum.holds_lease(self.mind, self.now)
+        sent_at, lease_from = self.now, quorum.lease_from(self.mind, self.now)
         for other in sorted(others):
             if other != self.name:
-                confirmed = self.confirmed.get(other) if holds_lease else None
-                heard = el.HeardFromLeader(configurations, sent_at, confirmed)
+                heard = el.HeardFromLeader(configurations, sent_at, self.answered.get(other), lease_from)
                 self.send(other, lambda a, heard=heard: a.hear_configurations(self.name, heard))
 
     def hear_configurations(self, leader: str, heard: el.HeardFromLeader) -> None:
@@ -206,7 +205,7 @@ class Agent(NodeSide):
         if self.leads(heard.term):
             if not self.admits(heard.agent):
                 return
-            self.confirmed[heard.agent] = max(heard.sent_at, self.confirmed.get(heard.agent, heard.sent_at))
+            self.answered[heard.agent] = max(heard.sent_at, self.answered.get(heard.agent, heard.sent_at))
         self.think(heard)
 
     def leads(self, term: int) -> bool:

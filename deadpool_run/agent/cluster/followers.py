@@ -70,7 +70,7 @@ class Followers:
         """Nodes to admit together, in this turn of the loop."""
         self._joined: dict[NodeId, str] = {}
         """Nodes that the election does not count on yet, with their failure domains."""
-        self._confirmed: dict[NodeId, float] = {}
+        self._answered: dict[NodeId, float] = {}
         """When the newest heartbeat was sent that each node has answered."""
         self.seen: dict[NodeId, Seen] = {}
         """The last answer of each node to a heartbeat."""
@@ -101,7 +101,7 @@ class Followers:
         heartbeat = self._leadership.heartbeat()
         if heartbeat is not None:
             for node in sorted({*voters}.intersection(self.connections.nodes())):
-                self._send_heartbeat(node, heartbeat, confirms=self._leadership.holds_lease())
+                self._send_heartbeat(node, heartbeat)
 
     def when_known(self, call: Callable[[], None]) -> None:
         """Call this once a majority of the voters has the log as it is now, so that no later leader decides otherwise."""
@@ -132,7 +132,7 @@ class Followers:
         self._lost.add(node)
         self._joined.pop(node, None)
         self.log.followers.discard(node)
-        self._confirmed.pop(node, None)
+        self._answered.pop(node, None)
         self.seen.pop(node, None)
         self._leader.durable.node_lost(node)
         if not self._losses:
@@ -193,9 +193,8 @@ class Followers:
         heartbeat = self._leadership.heartbeat()
         if heartbeat is None:
             return
-        confirms = self._leadership.holds_lease()
         for node in self.connections.nodes():
-            self._send_heartbeat(node, heartbeat, confirms=confirms)
+            self._send_heartbeat(node, heartbeat)
         if agent.term > 0:  # nodes that the last leader admitted may not know this one
             nodes = self.connections.nodes()
             self._leadership.claim(node for node in self._leader.state.nodes if node not in nodes)
@@ -203,10 +202,9 @@ class Followers:
             self._admit_joining()
         self._see_who_knows()
 
-    def _send_heartbeat(self, node: NodeId, heartbeat: peers.Heartbeat, *, confirms: bool) -> None:
-        """Send the heartbeat. It `confirms` the node's newest answer, unless another leader may be elected."""
-        confirmed = self._confirmed.get(node) if confirms else None
-        own = structs.replace(heartbeat, confirmed=confirmed, received=self.connections.received(node))
+    def _send_heartbeat(self, node: NodeId, heartbeat: peers.Heartbeat) -> None:
+        """Send the heartbeat, with the newest one that the node has answered."""
+        own = structs.replace(heartbeat, answered=self._answered.get(node), received=self.connections.received(node))
         self.connections.send_heartbeat(node, peers.encode(own))
 
     def _log(self, now: float, event: Event) -> None:
@@ -286,7 +284,7 @@ class Followers:
                 self._leadership.answered(electorate.HeardFromAgent(node, term, sent_at, configuration))
                 self.connections.confirmed(node, message.received)
                 self._see_who_knows()
-                self._confirm(node, sent_at)
+                self._note_answer(node, sent_at)
                 self._mirror(node, message.rank_entries)
                 self.seen[node] = Seen(self._loop.time(), message.traffic)
             case peers.Ask(number, request):
@@ -309,13 +307,13 @@ class Followers:
         except ValueError as error:
             raise ProtocolError(f"no rank entry: {error}") from error
 
-    def _confirm(self, node: NodeId, sent_at: float) -> None:
+    def _note_answer(self, node: NodeId, sent_at: float) -> None:
         """Note the node's answer. After its first one it hears of that at once: until then its workers may be stopped."""
-        first = node not in self._confirmed
-        self._confirmed[node] = max(sent_at, self._confirmed.get(node, sent_at))
+        first = node not in self._answered
+        self._answered[node] = max(sent_at, self._answered.get(node, sent_at))
         heartbeat = self._leadership.heartbeat() if first else None
         if heartbeat is not None:
-            self._send_heartbeat(node, heartbeat, confirms=self._leadership.holds_lease())
+            self._send_heartbeat(node, heartbeat)
 
     def hung_up(self, node: NodeId) -> None:
         """Handle the end of a connection: if there is no other, its agent may have ended."""

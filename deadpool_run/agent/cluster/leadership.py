@@ -191,19 +191,21 @@ class Leadership:
         """Handle a heartbeat of the leader, which names the configurations that still count."""
         counting = tuple(each for each in self.agent.configurations if each.number >= heartbeat.oldest)
         if counting and counting[-1].index == (heartbeat.term, heartbeat.newest):
-            self.handle(electorate.HeardFromLeader(counting, heartbeat.sent_at, heartbeat.confirmed))
+            heard = electorate.HeardFromLeader(counting, heartbeat.sent_at, heartbeat.answered, heartbeat.lease_from)
+            self.handle(heard)
 
     def agents(self) -> peers.Agents:
         """Return the configurations that count, with addresses."""
         return self._with_addresses(self.agent.configurations)
 
     def heartbeat(self) -> peers.Heartbeat | None:
-        """Return this leader's heartbeat, which confirms nothing yet; None if it is to be silent."""
+        """Return this leader's heartbeat to a node of which it has no answer yet; None if it is to be silent."""
         now = self._loop.time()
         if not quorum.speaks(self.agent, now):
             return None
-        configurations = self.agent.configurations
-        return peers.Heartbeat(self.agent.term, now, configurations[0].number, configurations[-1].number)
+        oldest, newest = self.agent.configurations[0].number, self.agent.configurations[-1].number
+        lease_from = quorum.lease_from(self.agent, now)
+        return peers.Heartbeat(self.agent.term, now, oldest, newest, lease_from=lease_from)
 
     def claim(self, others: Iterable[NodeId]) -> None:
         """Tell agents that are not connected that this one leads. Of very many it tells some, each of which tells others.

@@ -5,14 +5,14 @@ who knows as much, the pre-vote before any term changes, and a majority of each 
 
 A leader holds its lease while a majority of the voters answers. An answer extends it from when the question was *sent*, and no
 voter votes for another before that long after it *heard* the question: so no two hold one at once, provided that
-clocks run at the same rate. In the same way no rank is given away while its worker runs: a node's workers are stopped before
-the leader gives the node up. Closed and refused connections prove nothing, except where only two agents vote.
+clocks run at the same rate. No rank is given away while its worker runs: a node's workers are stopped, by that node's own clock,
+before the leader gives the node up. Closed and refused connections prove nothing, except where only two agents vote.
 
 Where there is an external authority, two voters that do not hear each other give no votes: each claims the term after the one
 that it knows, and the authority grants it to one of them, once. The other one leaves the job.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import assert_never
 
@@ -194,14 +194,7 @@ def _heard_from_leader(agent: el.Agent, event: el.HeardFromLeader, now: float) -
         return agent, ()
     if agent.role is _R.LEADER:  # the other may need this agent's answers; if not, it gives this node up
         agent = progress.step_down(agent, now)
-    heartbeats, governed_at = dict(agent.heartbeats), agent.governed_at
-    if newest.term > agent.term:
-        heartbeats.clear()
-    if event.sent_at is not None:
-        heartbeats.setdefault(event.sent_at, now)  # the claim before the first heartbeat may be of the same time
-    if event.confirmed is not None:
-        governed_at = max(governed_at, heartbeats.get(event.confirmed, el.NEVER))
-        heartbeats = {sent_at: came_at for sent_at, came_at in heartbeats.items() if sent_at > event.confirmed}
+    governed_at, heartbeats = _governed(agent, event, now)
     return replace(
         agent,
         role=_R.FOLLOWER,
@@ -216,6 +209,29 @@ def _heard_from_leader(agent: el.Agent, event: el.HeardFromLeader, now: float) -
         refused=agent.refused - {newest.leader},
         votes=frozenset(),
     ), ()
+
+
+def _governed(agent: el.Agent, event: el.HeardFromLeader, now: float) -> tuple[float, Mapping[float, el.Receipt]]:
+    """Return until when the agent was certainly counted on, and the heartbeats that matter from now on.
+
+    No other leader was elected within a timeout after the heartbeat was sent from which the lease counts. The leader's clock may
+    have stood still, so of its times only the order is used: that heartbeat was sent after this agent's answer to an earlier one.
+    """
+    governed_at, heartbeats = agent.governed_at, dict(agent.heartbeats)
+    if event.configurations[-1].term > agent.term:  # elected after the last leader certainly counted on this agent
+        heartbeats = {el.NEVER: el.Receipt(el.NEVER, governed_at)}
+    answered = None if event.answered is None else heartbeats.get(event.answered)
+    if event.sent_at is not None:  # the claim before the first heartbeat may be of the same time
+        heartbeats.setdefault(event.sent_at, el.Receipt(now, el.NEVER if answered is None else answered.at))
+    if event.answered is None or event.lease_from is None:
+        return governed_at, heartbeats
+    if answered is not None:
+        before = [receipt.sent_after for sent_at, receipt in heartbeats.items() if sent_at <= event.lease_from]
+        until = el.FOREVER if event.lease_from == el.FOREVER else max(before, default=el.NEVER) + agent.timeout_s
+        governed_at = max(governed_at, min(answered.at, until))
+    both = min(event.answered, event.lease_from)
+    first = max((sent_at for sent_at in heartbeats if sent_at <= both), default=el.NEVER)
+    return governed_at, {sent_at: receipt for sent_at, receipt in heartbeats.items() if sent_at >= first}
 
 
 def _heard_from_agents(agent: el.Agent, heard: Iterable[el.HeardFromAgent], now: float) -> el.Agent:

@@ -6,6 +6,7 @@ Agents send each other what is `Tagged`.
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple
 
 from deadpool_run.ids import NodeId
 from deadpool_run.structs import Tagged, Untagged
@@ -56,13 +57,23 @@ class Configuration(Untagged):
 class HeardFromLeader(Untagged):
     """A message of a leader: the configurations that count, the newest last.
 
-    `sent_at` is when a heartbeat or a claim was sent, by the leader's clock, and `confirmed` when the newest heartbeat was sent of which
-    the leader has this agent's answer.
+    Times are of the leader's clock: `sent_at` is when a heartbeat or a claim was sent, `answered` when the newest heartbeat was sent
+    of which the leader has this agent's answer, and `lease_from` when the one was sent from which its lease counts.
     """
 
     configurations: tuple[Configuration, ...]
     sent_at: float | None = None
-    confirmed: float | None = None
+    answered: float | None = None
+    lease_from: float | None = None
+    """None without a lease, and infinity for a leader that decides alone."""
+
+
+class Receipt(NamedTuple):
+    """Times of a heartbeat that was received, by the receiver's clock."""
+
+    at: float
+    sent_after: float
+    """It was certainly sent after this: the receiver had sent an answer, and the leader had that."""
 
 
 class HeardFromAgent(Untagged):
@@ -257,11 +268,11 @@ class Agent:
     heard_at: float
     """When the leader, or one that is elected, was last heard of."""
     governed_at: float
-    """When this agent answered the newest heartbeat of which the leader has the answer: until then it was surely counted on."""
+    """Until when this agent was certainly counted on."""
     term: int = 0
     """Of the leader that it follows or is."""
-    heartbeats: Mapping[float, float] = field(default_factory=dict)
-    """When heartbeats were received that the leader has not confirmed yet, by when they were sent."""
+    heartbeats: Mapping[float, Receipt] = field(default_factory=dict)
+    """The last heartbeats, by when they were sent. The first one was surely sent before the lease began."""
     ended: frozenset[NodeId] = frozenset()
     """Agents that certainly ended."""
     ruled_out: frozenset[NodeId] = frozenset()

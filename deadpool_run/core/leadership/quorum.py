@@ -96,6 +96,11 @@ def lease_until(agent: Agent) -> float:
     return until
 
 
+def lease_from(agent: Agent, now: float) -> float | None:
+    """Return when the heartbeat was sent from which the lease counts; None without one, infinity for one that decides alone."""
+    return lease_until(agent) - agent.timeout_s if holds_lease(agent, now) else None
+
+
 def governed_at(agent: Agent) -> float:
     """Return when this node's workers were last certainly counted on."""
     return lease_until(agent) - agent.timeout_s if agent.role is ElectionRole.LEADER else agent.governed_at

@@ -54,15 +54,16 @@ def _host_key(host: Host, now: float) -> Any:
         (agent.voted_for, agent.seen, agent.suspended, agent.candidate_term, agent.votes),
         (agent.heard_at - now, agent.governed_at - now, agent.woken_at - now, agent.looked_at - now),
         (agent.began_at - now, agent.asked_at - now, agent.candidacies_from - now, _since(agent.lapsed_at, now)),
-        frozenset((sent_at - now, at - now) for sent_at, at in agent.heartbeats.items()),
+        frozenset((sent_at - now, got.at - now, got.sent_after - now) for sent_at, got in agent.heartbeats.items()),
         (_times(agent.answers, now), _times(agent.answered_at, now), frozenset(agent.known.items())),
     )
 
 
 def _message_key(message: Any, now: float) -> Any:
     match message:
-        case ("beat", term, configurations, sent_at, confirmed, log):
-            return term, configurations, sent_at - now, _since(confirmed, now), log
+        case ("beat", term, heard, log):
+            times = (heard.sent_at, heard.answered, heard.lease_from)
+            return term, heard.configurations, tuple(_since(at, now) for at in times), log
         case ("claim", term, configurations, sent_at):
             return term, configurations, sent_at - now
         case el.HeardFromAgent(agent, term, sent_at, configuration):

@@ -157,11 +157,11 @@ class World:
         host = self.hosts[node]
         now, agent = self.local(node), host.agent
         self.hosts[node] = host._replace(beat_at=now + BEAT)
-        certain = quorum.holds_lease(agent, now)
+        lease_from = quorum.lease_from(agent, now)
         for other in self.hosts:
             if other != node and other not in host.lost:  # a new leader's shell finds the other nodes in the log
-                confirmed = agent.answers.get(other) if certain else None
-                self.send(node, other, "control", ("beat", agent.term, agent.configurations, now, confirmed, agent.log))
+                heard = el.HeardFromLeader(agent.configurations, now, agent.answers.get(other), lease_from)
+                self.send(node, other, "control", ("beat", agent.term, heard, agent.log))
 
     # --- messages
 
@@ -198,13 +198,13 @@ class World:
 
     def _receive(self, source: NodeId, to: NodeId, message: Any) -> None:
         match message:
-            case ("beat", term, configurations, sent_at, confirmed, log):
-                self.handle(to, el.HeardFromLeader(configurations, sent_at, confirmed))
+            case ("beat", term, heard, log):
+                self.handle(to, heard)
                 agent = self.hosts[to].agent
                 if election.follows(agent, term):
                     if log > agent.log:
                         self.handle(to, el.LogFollowed(log))
-                    answer = el.HeardFromAgent(to, term, sent_at, agent.configuration.number)
+                    answer = el.HeardFromAgent(to, term, heard.sent_at, agent.configuration.number)
                     self.send(to, source, "control", answer)
             case ("claim", term, configurations, sent_at):
                 self.handle(to, el.HeardFromLeader(configurations, sent_at))

@@ -66,6 +66,14 @@ def _counted_at_once(agent: el.Agent, event: el.HeardFromLeader, now: float) -> 
     return (replace(after, governed_at=now) if after.heard_at == now else after), outputs
 
 
+_GOVERNED = election._governed
+
+
+def _believes_the_lease(agent: el.Agent, event: el.HeardFromLeader, now: float) -> Any:
+    lease_from = None if event.lease_from is None else el.FOREVER
+    return _GOVERNED(agent, structs.replace(event, lease_from=lease_from), now)
+
+
 def _gives_up_early(agent: el.Agent, now: float) -> Any:
     for other, at in agent.answered_at.items():
         if quorum.is_gone(agent, other) or now >= at + agent.timeout_s / 2:
@@ -213,6 +221,13 @@ PLANTED = (
         kinds=("hold", "order"),
     ),
     Planted("a heartbeat counts before it is confirmed", "D", ((election, "_heard_from_leader", _counted_at_once),)),
+    Planted(
+        "a leader is believed whose clock stood still",
+        "D",
+        ((election, "_governed", _believes_the_lease),),
+        start="a leader whose clock stood still",
+        kinds=("hold", "cut"),
+    ),
     Planted("a node is given up after half of the time", "D", ((progress, "_give_up", _gives_up_early),)),
     Planted("workers are stopped late", "D", ((quorum, "SUSPEND", 1.25),)),
     Planted("a lease counts from the receipt", "A", ((election, "_heard_from_agents", _counts_from_the_receipt),)),

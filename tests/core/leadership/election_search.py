@@ -115,6 +115,16 @@ def late() -> World:
     return world
 
 
+def stood_still() -> World:
+    """Return a world in which the others elect a leader while the clock of theirs stands still."""
+    world = found(5)
+    world.apply(("freeze", "h", 1.1 * T))
+    world.run(world.now + 0.25 * T)
+    world.apply(("cut", (("h", "a"), ("a", "h")), 1.6 * T))
+    world.run(world.now + 0.4 * T)
+    return world
+
+
 STARTS: dict[str, Callable[[], World]] = {
     "three": cache(lambda: found(3)),
     "five": cache(lambda: found(5)),
@@ -129,6 +139,7 @@ STARTS: dict[str, Callable[[], World]] = {
     "a change that is not known": cache(lambda: lagging(grows=True)),
     "an entry that is not known": cache(lambda: lagging(grows=False)),
     "a voter that is left out": cache(left_out),
+    "a leader whose clock stood still": cache(stood_still),
     "two with an authority": cache(lambda: found(2, claims=True)),
     "two with an authority, and no link": cache(apart),
     "two with an authority, and a late heartbeat": cache(late),

@@ -206,13 +206,40 @@ def test_a_leader_gives_up_a_silent_node_after_that_has_stopped_its_workers():
     assert now >= 100.0 + T
     node = follower("c", "h", "a", "b", "c")
     node, _ = step(node, el.HeardFromLeader(node.configurations, 1.0), now=100.5)
-    node, _ = step(node, el.HeardFromLeader(node.configurations, 2.0), now=101.5)
-    node, _ = step(node, el.HeardFromLeader(node.configurations, 3.0, confirmed=1.0), now=103.0)
+    node, _ = step(node, el.HeardFromLeader(node.configurations, 2.0, answered=1.0), now=101.5)
+    node, _ = step(node, el.HeardFromLeader(node.configurations, 3.0, answered=1.0, lease_from=2.0), now=103.0)
     assert node.governed_at == 100.5, "only the answer to the first heartbeat is known to have come"
     while not node.suspended:
         now = election.next_deadline(node)
         node, _ = election.step(node, el.Tick(), now)
     assert now == 100.5 + 0.9 * T
+
+
+def test_of_the_times_of_the_leader_only_the_order_counts():
+    """Its clock may have stood still while another was elected."""
+    node = follower("c", "h", "a", "b", "c")
+    node, _ = step(node, el.HeardFromLeader(node.configurations, 1.0), now=101.0)
+    node, _ = step(node, el.HeardFromLeader(node.configurations, 2.0, answered=1.0), now=102.0)
+    node, _ = step(node, el.HeardFromLeader(node.configurations, 3.0, answered=2.0), now=102.0 + 2 * T)
+    late = 103.0 + 2 * T
+    node, _ = step(node, el.HeardFromLeader(node.configurations, 4.0, answered=3.0, lease_from=1.5), now=late)
+    assert node.governed_at == 100.0, "that heartbeat may have been sent before this node's first answer"
+    node, _ = step(node, el.HeardFromLeader(node.configurations, 4.1, answered=3.0, lease_from=2.5), now=late)
+    assert node.governed_at == 101.0 + T, "it was sent after the answer to the first heartbeat"
+    node, _ = step(node, el.HeardFromLeader(node.configurations, 4.2, answered=3.0), now=late)
+    assert node.governed_at == 101.0 + T
+    node, _ = step(node, el.HeardFromLeader(node.configurations, 4.3, answered=4.0, lease_from=el.FOREVER), now=late)
+    assert node.governed_at == late, "a leader that decides alone"
+
+
+def test_a_new_leader_was_elected_after_the_last_one_counted_on_this_node():
+    known, claimed = configuration("h", "a", "b"), configuration("h", "a", "b", term=1, number=4, leader="a")
+    node, now = follower("b", "h", "a"), 100.0 + 2 * T
+    node, _ = step(node, el.HeardFromLeader((known, claimed), sent_at=7.0), now=now)
+    node, outputs = step(node, el.HeardFromLeader((claimed,), sent_at=7.5, answered=7.0, lease_from=7.0), now=now + 1.0)
+    assert (node.governed_at, outputs) == (100.0 + T, []), "else it would wait for one more heartbeat"
+    node, _ = step(node, el.HeardFromLeader((claimed,), sent_at=8.0, answered=7.5, lease_from=7.5), now=now + 1.5)
+    assert node.governed_at == now + 1.0
 
 
 def test_claims_alone_keep_nobody_from_being_fenced():

@@ -142,7 +142,9 @@ def test_a_leader_without_authority_votes_for_one_that_has_promised_a_later_term
     agent, _ = step(agent, el.HeardFromLeader((known, claimed)), now=now)
     assert (agent.role, agent.term, agent.voted_term, agent.suspended) == (el.ElectionRole.FOLLOWER, 2, 2, True)
     agent, _ = step(agent, el.HeardFromLeader((claimed,), sent_at=now), now=now)
-    agent, outputs = step(agent, el.HeardFromLeader((claimed,), sent_at=now + 1, confirmed=now), now=now + 1)
+    agent, outputs = step(
+        agent, el.HeardFromLeader((claimed,), sent_at=now + 1, answered=now, lease_from=now), now=now + 1
+    )
     assert outputs == [el.ResumeWorkers()], "it follows, as others do"
 
 
@@ -195,8 +197,12 @@ def test_a_heartbeat_that_is_received_late_does_not_count_as_the_claim_of_the_sa
     known, now = configuration("h", "a", "b"), 100.0 + T
     claimed = configuration("h", "a", "b", term=1, number=4, leader="a")
     agent, _ = step(follower("b", known), el.HeardFromLeader((known, claimed), sent_at=50.0), now=now)
-    agent, _ = step(agent, el.HeardFromLeader((claimed,), sent_at=50.0, confirmed=50.0), now=now + 2 * T)
-    agent, _ = step(agent, el.HeardFromLeader((claimed,), sent_at=51.0, confirmed=50.0), now=now + 2 * T)
+    agent, _ = step(
+        agent, el.HeardFromLeader((claimed,), sent_at=50.0, answered=50.0, lease_from=50.0), now=now + 2 * T
+    )
+    agent, _ = step(
+        agent, el.HeardFromLeader((claimed,), sent_at=51.0, answered=50.0, lease_from=50.0), now=now + 2 * T
+    )
     assert (agent.governed_at, agent.suspended) == (now, True)
 
 
