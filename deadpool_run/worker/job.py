@@ -136,7 +136,8 @@ class Job:
         """
         if self._looping:
             raise ScriptError(
-                "job.steps() was called twice, and a job has one step loop.\nNest other loops inside its steps."
+                "job.steps() was called twice, and a job has one step loop.\n"
+                "Let it count the steps of all epochs: job.steps(EPOCHS * STEPS), or job.batches(loader, epochs=EPOCHS)."
             )
         self._looping = True
         if self._member is None:
