@@ -141,7 +141,7 @@ class _Loop(StepDriver, TrainerCallback):
             job.protect(scheduler=trainer.lr_scheduler)
         if trainer.accelerator.scaler is not None:
             job.protect(scaler=trainer.accelerator.scaler)
-        self._steps = job.steps(trainer.state.max_steps)
+        self._steps = iter(job.steps(trainer.state.max_steps))
 
 
 class _Progress:

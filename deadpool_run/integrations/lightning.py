@@ -143,7 +143,7 @@ class _Loop(StepDriver):
         self._total = epochs * self._updates
         if trainer.max_steps >= 0:
             self._total = min(self._total, trainer.max_steps)
-        self._steps = self.job.steps(self._total)
+        self._steps = iter(self.job.steps(self._total))
 
     def proceed(self) -> bool:
         """Before the first batch of an update, ask for its index, and move there. False if there is none."""

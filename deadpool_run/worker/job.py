@@ -23,6 +23,7 @@ from deadpool_run.worker.compat import c10d
 from deadpool_run.worker.groups import gloo
 from deadpool_run.worker.loop.batches import NAME, Batches, refuse_shared
 from deadpool_run.worker.loop.member import LoopMember
+from deadpool_run.worker.loop.only_loop import OnlyLoop
 from deadpool_run.worker.process import session
 from deadpool_run.worker.snapshot.checks import check_new
 from deadpool_run.worker.transcript.rehearsal import REHEARSAL_STEPS
@@ -129,11 +130,14 @@ class Job:
         self._on_rebuild.append(callback)
 
     def steps(self, total: int) -> "Iterator[Step]":
-        """Yield a `Step` for each step index from the first one not completed up to `total` - 1.
+        """Return an iterator, for one loop: a `Step` for each step index from the first one not completed up to `total` - 1.
 
         After a recovery the loop continues at the interrupted step, or at the one before. A replacement first rehearses
-        steps 0 and 1. Raises ScriptError for a second loop.
+        steps 0 and 1. A second loop raises ScriptError.
         """
+        return OnlyLoop("steps", self._steps(total))
+
+    def _steps(self, total: int) -> "Iterator[Step]":
         if self._looping:
             raise ScriptError(
                 "job.steps() was called twice, and a job has one step loop.\n"
@@ -153,7 +157,7 @@ class Job:
         steps: int | None = None,
         replay: bool = False,
     ) -> "Iterator[tuple[Step, Any]]":
-        """Yield each step with its batch: all batches of `epochs` epochs, or `steps` batches.
+        """Return an iterator, for one loop, over each step with its batch: all batches of `epochs` epochs, or `steps` batches.
 
         With several loaders the batch is a tuple with one of each. Epochs are those of the first; the others begin again when
         they are used up.
@@ -177,10 +181,10 @@ class Job:
         sources = [Batches(each, replay=replay, number=number) for number, each in enumerate((loader, *more))]
         total = steps if steps is not None else (epochs or 0) * sources[0].per_epoch()
         self.protect(**{f"{NAME}.{at}" if at else NAME: source for at, source in enumerate(sources)})
-        return self._with_batches(sources, total)
+        return OnlyLoop("batches", self._with_batches(sources, total))
 
     def _with_batches(self, sources: Sequence[Batches], total: int) -> "Iterator[tuple[Step, Any]]":
-        for step in self.steps(total):
+        for step in self._steps(total):
             batches = tuple(source.take() for source in sources)
             step.epoch = sources[0].epoch
             yield step, batches if len(batches) > 1 else batches[0]

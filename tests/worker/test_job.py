@@ -24,7 +24,7 @@ def job(monkeypatch):
 def test_a_job_has_one_step_loop(job):
     assert [step.index for step in job.steps(2)] == [0, 1]
     with pytest.raises(ScriptError, match=r"steps\(\) was called twice.*\nLet it count the steps of all epochs"):
-        next(job.steps(2))
+        next(iter(job.steps(2)))
 
 
 def test_all_loaders_belong_into_one_call(job):
