@@ -22,9 +22,11 @@ def job(monkeypatch):
 
 
 def test_a_job_has_one_step_loop(job):
-    assert [step.index for step in job.steps(2)] == [0, 1]
+    for index, step in enumerate(job.steps(2)):
+        assert step.index == index
     with pytest.raises(ScriptError, match=r"steps\(\) was called twice.*\nLet it count the steps of all epochs"):
-        next(iter(job.steps(2)))
+        for _ in job.steps(2):
+            pass
 
 
 def test_all_loaders_belong_into_one_call(job):
@@ -41,6 +43,8 @@ def test_batches_are_counted_in_epochs_or_in_steps(job, many):
 
 
 def test_several_loaders_give_tuples_and_the_first_counts_the_epochs(job):
-    got = list(job.batches([1, 2, 3], ["a", "b"], epochs=2, replay=True))
+    got = []
+    for step, batch in job.batches([1, 2, 3], ["a", "b"], epochs=2, replay=True):
+        got.append((step, batch))
     assert [batch for _, batch in got] == [(1, "a"), (2, "b"), (3, "a"), (1, "b"), (2, "a"), (3, "b")]
     assert [step.epoch for step, _ in got] == [0, 0, 0, 1, 1, 1]
