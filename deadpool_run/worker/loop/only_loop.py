@@ -5,7 +5,6 @@ import sys
 from collections.abc import Iterator
 from inspect import CO_GENERATOR
 from itertools import islice
-from opcode import opmap
 from types import FrameType
 from typing import Self, TypeVar
 
@@ -13,8 +12,6 @@ from deadpool_run.errors import ScriptError
 from deadpool_run.ids import PACKAGE
 
 _T = TypeVar("_T")
-_BEGINS_LOOP, _TAKES_NEXT = opmap["GET_ITER"], opmap["FOR_ITER"]
-"""The instructions of a `for` statement."""
 _COMPREHENSIONS = ("<listcomp>", "<setcomp>", "<dictcomp>")
 """Names of their code before Python 3.12."""
 
@@ -39,7 +36,7 @@ class OnlyLoop(Iterator[_T]):
                 f"a second loop takes steps from the same job.{self._name}(): after a loss, a replacement would go on in the first one.\n"
                 f"Take all steps in one loop: for step in job.{self._name}(...), and derive the epoch from step.index."
             )
-        self._is_passed_on |= not _runs(sys._getframe(1), _BEGINS_LOOP)  # noqa: SLF001 - the documented way to the caller
+        self._is_passed_on |= _instruction(sys._getframe(1)) != _FOR.begins  # noqa: SLF001 - the documented way to the caller
         return self
 
     def __next__(self) -> _T:
@@ -51,7 +48,7 @@ class OnlyLoop(Iterator[_T]):
     def _begin(self, frame: FrameType) -> None:
         self._is_used = True
         taker = _taker(frame)
-        if taker is not None and not _runs(taker, _TAKES_NEXT):
+        if taker is not None and not _is_for(taker):
             raise ScriptError(
                 f"the steps of job.{self._name}() are taken by a call or a comprehension: what that collects, or a loop around it, would not be "
                 f"restored after a loss.\nTake all steps in one loop: for step in job.{self._name}(...)."
@@ -64,14 +61,37 @@ class OnlyLoop(Iterator[_T]):
 
 
 def _taker(frame: FrameType) -> FrameType | None:
-    """Return the function that takes the items, also through generators; None if that is the integration of a framework."""
+    """Return the function that takes the items, also through iterators in Python; None if that is the integration of a framework."""
     outer: FrameType | None = frame
-    while outer is not None and outer.f_code.co_flags & CO_GENERATOR:
+    while outer is not None and (outer.f_code.co_flags & CO_GENERATOR or outer.f_code.co_name == "__next__"):
         outer = outer.f_back
     module = "" if outer is None else str(outer.f_globals.get("__name__", ""))
     return None if module.startswith(f"{PACKAGE}.integrations.") else outer
 
 
-def _runs(frame: FrameType, instruction: int) -> bool:
-    """Return whether this is the frame's running instruction, in a function or a module: a comprehension is neither."""
-    return frame.f_code.co_code[frame.f_lasti] == instruction and frame.f_code.co_name not in _COMPREHENSIONS
+def _is_for(frame: FrameType) -> bool:
+    """Return whether the frame takes an item for a `for` statement."""
+    return _instruction(frame) == _FOR.takes and frame.f_code.co_name not in _COMPREHENSIONS
+
+
+def _instruction(frame: FrameType) -> int:
+    """Return the frame's running instruction."""
+    return frame.f_code.co_code[frame.f_lasti]
+
+
+class _Probe:
+    """An iterator without items that notes which instructions call it."""
+
+    def __iter__(self) -> Self:
+        self.begins = _instruction(sys._getframe(1))  # noqa: SLF001 - as above
+        return self
+
+    def __next__(self) -> None:
+        self.takes = _instruction(sys._getframe(1))  # noqa: SLF001 - as above
+        raise StopIteration
+
+
+_FOR = _Probe()
+"""The instructions of a `for` statement, as this interpreter runs it."""
+for _ in _FOR:
+    pass

@@ -19,6 +19,23 @@ class Bar:
         yield from self._items
 
 
+class Counted:
+    """A progress bar with a method for the next item."""
+
+    def __init__(self, items):
+        self._items = items
+        self.count = 0
+
+    def __iter__(self):
+        self._items = iter(self._items)
+        return self
+
+    def __next__(self):
+        item = next(self._items)
+        self.count += 1
+        return item
+
+
 def doubled(items):
     for item in items:
         yield 2 * item
@@ -34,6 +51,7 @@ def taken(items):
 ONE_LOOP = {
     "for": taken,
     "a progress bar": lambda steps: taken(Bar(steps)),
+    "an iterator": lambda steps: taken(Counted(Bar(steps))),
     "a generator": lambda steps: [step // 2 for step in taken(doubled(Bar(steps)))],
     "an expression": lambda steps: taken(1 * step for step in steps),
     "enumerate": lambda steps: [step for _, step in taken(enumerate(steps))],
@@ -79,6 +97,7 @@ OTHERS = {
     "a slice in each epoch": (slices_twice, COUNTS),
     "next": (next, CALL),
     "list": (list, CALL),
+    "next of an iterator": (lambda steps: next(iter(Counted(steps))), CALL),
     "sum": (lambda steps: sum(1 * step for step in steps), CALL),
     "unpacking": (unpacks, CALL),
     "islice": (lambda steps: taken(islice(steps, 2)), COUNTS),
