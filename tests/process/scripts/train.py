@@ -36,7 +36,7 @@ def parse_arguments():
         "--corrupt", choices=["replacement", "survivor"], help="spoil a recovery by one unit in one weight"
     )
     parser.add_argument("--hold", type=int, default=-1, help="step before which a rank waits for the test")
-    parser.add_argument("--hold-rank", type=int, default=0, help="which rank does")
+    parser.add_argument("--hold-rank", type=int, default=0, help="which rank does; all, if -1")
     parser.add_argument(
         "--hold-replacements", action="store_true", help="have replacements wait for the test before init()"
     )
@@ -155,7 +155,8 @@ def main():
             begun.add(step.index)
             # A step lasts until the loop asks for the next one: here, always, is the state of this version.
             tell_state(training, step.index, args.quiet_from)
-            if step.index == args.hold and first_time and not replacement and faults.rank == args.hold_rank:
+            holds = args.hold_rank in (faults.rank, -1)
+            if step.index == args.hold and first_time and not replacement and holds:
                 tell("held", version=step.index)
                 os.read(os.open(args.flags / "release", os.O_RDONLY), 1)
             go_ahead(device, step.index)
