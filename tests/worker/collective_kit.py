@@ -50,7 +50,7 @@ def blank(*shape, dtype=torch.float32):
     return torch.full(shape, True if dtype is torch.bool else 99, dtype=torch.float32).to(dtype)
 
 
-_ADDRESSES = re.compile(
+_VARYING = re.compile(
     r"<torch[\w.]* object at \w+>|<deadpool group [^>]*>|\d+(\.\d+){3}|0x[0-9a-f]+|(?<=:)\d{4,5}\b|(?<=GroupName: )\S+|at \w+"
     r"|(?<=Timed out waiting )\d+(?=ms)"
 )
@@ -63,7 +63,7 @@ def outcome(function):
         return "gives", canonical(function())
     except Exception as error:  # noqa: BLE001 - the kind is what is compared
         text = str(error).partition("\nException raised from")[0]
-        return "raises", type(error).__name__, _ADDRESSES.sub("#", text)[:400]
+        return "raises", type(error).__name__, _VARYING.sub("#", text)[:400]
 
 
 def canonical(value):

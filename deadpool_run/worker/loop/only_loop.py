@@ -9,7 +9,7 @@ from types import FrameType
 from typing import Self, TypeVar
 
 from deadpool_run.errors import ScriptError
-from deadpool_run.ids import PACKAGE
+from deadpool_run.worker.process.frames import is_integrations
 
 _T = TypeVar("_T")
 _COMPREHENSIONS = ("<listcomp>", "<setcomp>", "<dictcomp>")
@@ -65,8 +65,7 @@ def _taker(frame: FrameType) -> FrameType | None:
     outer: FrameType | None = frame
     while outer is not None and (outer.f_code.co_flags & CO_GENERATOR or outer.f_code.co_name == "__next__"):
         outer = outer.f_back
-    module = "" if outer is None else str(outer.f_globals.get("__name__", ""))
-    return None if module.startswith(f"{PACKAGE}.integrations.") else outer
+    return None if outer is None or is_integrations(outer) else outer
 
 
 def _is_for(frame: FrameType) -> bool:

@@ -31,15 +31,20 @@ def is_scripts(frame: FrameType) -> bool:
     return name != PACKAGE and not is_library(frame.f_code.co_filename)
 
 
+def is_integrations(frame: FrameType) -> bool:
+    """Return whether the frame runs code of the integration of a framework."""
+    return str(frame.f_globals.get("__name__", "")).startswith(f"{PACKAGE}.integrations.")
+
+
 def note_loop() -> None:
     """Count the function with the step loop, and its package, as the script's, even if the package is installed.
 
     A generator around the steps, such as a progress bar, is not the loop. The integration of a framework keeps the state of its loop.
     """
     for frame, _ in traceback.walk_stack(sys._getframe(1)):  # noqa: SLF001 - as above
-        module = str(frame.f_globals.get("__name__", ""))
-        if module.startswith(f"{PACKAGE}.integrations."):
+        if is_integrations(frame):
             return
+        module = str(frame.f_globals.get("__name__", ""))
         if module.partition(".")[0] != PACKAGE and not frame.f_code.co_flags & CO_GENERATOR:
             note_file(Path(frame.f_code.co_filename))
             return
