@@ -116,7 +116,7 @@ class _Agent:
             None if spec.cluster is None else LoopWatch(_SLOW * spec.settings.node_timeout_s, tell, self._while_late)
         )
         try:
-            if banner := omp_banner(spec, os.environ):
+            if banner := omp_banner(spec.nproc_per_node, os.environ):
                 tell(banner)
             return await (self._alone() if spec.cluster is None else self._among_others(spec.cluster))
         finally:

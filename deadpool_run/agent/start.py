@@ -21,7 +21,7 @@ def run(spec: LaunchSpec) -> int:
                 tell(f"an earlier run of this name has ended; its records and logs are in {aside} now")
         make_run_dir(spec.run_dir)
         script_copy.write(spec)
-    environment = base_environment(spec, os.environ) | {MARK: uuid.uuid4().hex}
+    environment = base_environment(spec.nproc_per_node, os.environ) | {MARK: uuid.uuid4().hex}
     forkserver_spec = ForkServerSpec(spec.preload if spec.warm else (), environment)
     forkserver = forkserver_spec.start()
 

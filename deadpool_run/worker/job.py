@@ -8,6 +8,7 @@ import atexit
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -59,6 +60,7 @@ class Job:
         self._on_rebuild: list[Callable[[], object]] = []
         self._names: set[str] = set()
         self._member: LoopMember | None = None
+        self._watch: probe.UnprotectedWatch | None = None
         self._looping = False
         self._batched = False
         self.rebuilds = 0
@@ -78,6 +80,7 @@ class Job:
             worker.leave = self._leave
         else:
             _init_unprotected(timeout)
+            self._watch = probe.watch_unprotected()
         self.rank = dist.get_rank()
         self.world_size = dist.get_world_size()
 
@@ -124,6 +127,8 @@ class Job:
             else:
                 check_new(name, obj, self._names)
                 self._names.add(name)
+                if self._watch is not None:
+                    self._watch.protect(name, obj)
 
     def on_rebuild(self, callback: Callable[[], object]) -> None:
         """Call `callback` on every rank after its communicators were rebuilt, before its next step."""
@@ -144,7 +149,9 @@ class Job:
                 "Let it count the steps of all epochs: job.steps(EPOCHS * STEPS), or job.batches(loader, epochs=EPOCHS)."
             )
         self._looping = True
-        if self._member is None:
+        if self._watch is not None:
+            yield from self._watch.steps(total, partial(Step, None))
+        elif self._member is None:
             yield from (Step(None, index) for index in range(total))
         else:
             yield from probe.watched(self._member, total, self._protected_steps)

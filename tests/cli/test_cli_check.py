@@ -48,7 +48,8 @@ def faults(found):
 
 def assert_exact(code, found, said, count, *, unmet=()):
     """`unmet`: phases that the script's steps have no place for, as they go on."""
-    assert [run["result"] for run in found["runs"]] == ["exact"] * (count + 2), found
+    assert {run["result"] for run in found["runs"]} == {"exact"}, found
+    assert len(faults(found)) == count, found
     assert (code, found["exact"], found["reproducible"], found["irreproducible"]) == (0, True, True, [])
     assert {run["phase"] for run in faults(found) if not run["phase_met"]} <= set(unmet), found
     assert said.count("SIGKILL to rank") == count
@@ -65,6 +66,7 @@ def assert_replaced(found):
 def test_every_rank_and_every_phase_of_the_minimal_recipe(check, count):
     code, found, said = check("--faults", count, RECIPES / "minimal" / "train.py", 3000)
     assert_exact(code, found, said, count)
+    assert [run["launcher"] for run in found["runs"][:2]] == ["deadpool-run", "torchrun"]
     assert [run["phase"] for run in faults(found)] == PHASES[:count]
     assert {run["rank"] for run in faults(found)} == {0, 1}
     assert (found["steps"], found["ranks"]) == (8, 2)
@@ -101,6 +103,8 @@ def test_recipes_of_frameworks(check, recipe):
         pytest.skip(f"{framework} is not installed: make test-frameworks")
     preload = ("--preload", f"deadpool_run.integrations.{recipe}")
     code, found, said = check(*preload, RECIPES / recipe / "train.py", *arguments)
+    assert found["runs"][1]["result"] == "not compared"  # only --preload gives the script a loop over job.steps()
+    del found["runs"][1]
     assert_exact(code, found, said, len(PHASES))
 
 
@@ -138,6 +142,29 @@ def test_weights_that_differ_only_after_a_repair_are_found_from_the_first_step(c
     }
     # The step that was cut, or the one before if its snapshot was not committed yet.
     assert min(each["from_step"] for each in weights) in (run["step"], run["step"] + 1)
+
+
+def test_weights_that_differ_from_those_with_torchrun_are_found(check):
+    """Nothing is wrong before step 3, which no trial runs."""
+    code, found, _ = check("--faults", 1, WRONG, "hidden_hash")
+    assert (code, found["exact"], found["reproducible"], faults(found)) == (1, False, True, [])
+    results = [(run["launcher"], run["result"]) for run in found["runs"]]
+    assert results == [("deadpool-run", "exact"), ("torchrun", "different"), ("deadpool-run", "exact")]
+    differences = found["runs"][1]["differences"]
+    assert differences[0]["from_step"] == 4
+    assert {each["kind"] for each in differences} == {"weights", "optimizer"}
+    assert "deadpool-run gives other weights than torchrun" in found["runs"][1]["why"]
+
+
+@pytest.mark.slow
+def test_a_script_that_needs_deadpool_run_is_not_compared_with_torchrun(check):
+    code, found, _ = check("--faults", 1, WRONG, "only_protected")
+    assert code == 0, found
+    (run,) = (run for run in found["runs"] if run["launcher"] == "torchrun")
+    assert (run["result"], run["why"]) == (
+        "not compared",
+        "the script failed: RuntimeError: start me with deadpool-run",
+    )
 
 
 def test_a_script_that_lets_replicas_differ_by_itself_is_told_so(check):

@@ -54,18 +54,10 @@ def test_a_plan_comes_through_the_environment():
         assert decoder.decode(typed.to_json(each)) == each
 
 
-def test_only_the_plan_of_a_check_is_handed_on_to_workers(spec):
-    env = base_environment(spec, {VARIABLE: "plan", "DEADPOOL_SPARES": "3", "PET_X": "1", "HOME": "/h"})
+def test_only_the_plan_of_a_check_is_handed_on_to_workers():
+    env = base_environment(1, {VARIABLE: "plan", "DEADPOOL_SPARES": "3", "PET_X": "1", "HOME": "/h"})
     assert env[VARIABLE] == "plan"
     assert not {"DEADPOOL_SPARES", "PET_X"} & set(env)
-
-
-@pytest.fixture
-def spec():
-    class Spec:
-        nproc_per_node = 1
-
-    return Spec()
 
 
 def test_a_loop_without_a_check_is_the_jobs_own(monkeypatch):

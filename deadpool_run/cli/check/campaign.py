@@ -12,7 +12,7 @@ from rich.console import Console
 from deadpool_run.agent.console import tell
 from deadpool_run.cli.check.compare import RunStates, split
 from deadpool_run.cli.check.plan import plan_faults
-from deadpool_run.cli.check.report import CheckVerdict, Report, Row, described, judge, judge_unfailed
+from deadpool_run.cli.check.report import CheckVerdict, Report, Row, judge, judge_torchrun, judge_unfailed
 from deadpool_run.cli.check.run import CheckRun, CheckRunner
 from deadpool_run.errors import UsageError
 from deadpool_run.wire.check import Fault
@@ -62,7 +62,9 @@ def _check(runner: CheckRunner, folder: Path, faults: str, seed: int) -> Report:
         if reference is not None:
             planned = plan_faults(report.ranks, report.steps, faults, seed)
             for number, fault in enumerate(planned, 1):
-                what = f"fault {number} of {len(planned)}: SIGKILL to {described(fault)}"
+                what = (
+                    f"fault {number} of {len(planned)}: SIGKILL to rank {fault.rank}, {fault.phase}, step {fault.step}"
+                )
                 run = _run(runner, folder / f"fault-{number:02d}", fault, what)
                 report.rows.append(judge(run, RunStates(run.states), reference, report))
         return report
@@ -71,33 +73,65 @@ def _check(runner: CheckRunner, folder: Path, faults: str, seed: int) -> Report:
 
 
 def _unfailed(runner: CheckRunner, folder: Path, report: Report) -> RunStates | None:
-    """Run the script twice without a fault; return its states, or None if nothing can be compared with them."""
-    reference: RunStates | None = None
-    for number in (1, 2):
-        run = _run(runner, folder / f"unfailed-{number}", None, f"run {number} of 2 without a fault")
-        states = RunStates(run.states)
-        row = judge_unfailed(run, states)
-        report.rows.append(row)
-        if row.verdict is not CheckVerdict.EXACT:
-            if row.verdict is CheckVerdict.STOPPED:
-                text = run.output.read_text(encoding="utf-8", errors="replace")
-                sys.stderr.writelines(f"  | {line}\n" for line in text.splitlines()[-_LINES:])
-            return None
-        if reference is None:
-            reference = states
-            report.ranks, report.steps = run.ranks(), run.steps() or report.steps
-            if report.ranks and states.missing(report.ranks, report.steps):
-                report.rows[-1] = Row(run, CheckVerdict.STOPPED, f"its loop ended before step {report.steps}")
-                return None
-        else:
-            report.irreproducible, chance = split(states.differences(reference))
-            report.not_compared = sorted(chance)
-    return None if report.irreproducible else reference
+    """Run the script without a fault; return its states, or None if nothing can be compared with them.
+
+    The second run, with torchrun, shows that the script is reproducible, and that deadpool-run alone changes nothing. If it
+    differs or cannot be compared, a third one under deadpool-run tells why.
+    """
+    reference = _first(runner, folder / "unfailed-1", report)
+    if reference is None:
+        return None
+    tell("a run without a fault, with torchrun")
+    run = runner.run_with_torchrun(folder / "torchrun", report.ranks)
+    _stop_if_told(runner)
+    states = RunStates(run.states)
+    if judge_torchrun(run, states, reference, report).verdict is CheckVerdict.EXACT and not states.differences(
+        reference
+    ):
+        report.rows.append(Row(run, CheckVerdict.EXACT))
+        return reference
+    again = _run(runner, folder / "unfailed-2", None, "a second run without a fault")
+    row = judge_unfailed(again, RunStates(again.states))
+    if row.verdict is CheckVerdict.EXACT:
+        report.irreproducible, chance = split(RunStates(again.states).differences(reference))
+        report.not_compared = sorted(chance)
+        with_torchrun = judge_torchrun(run, states, reference, report)
+        report.rows += [row] if report.irreproducible else [with_torchrun, row]
+        return reference if report.exact else None
+    report.rows.append(row)
+    _print_end(again)
+    return None
+
+
+def _first(runner: CheckRunner, folder: Path, report: Report) -> RunStates | None:
+    """Run the script once without a fault; return its states, or None if the check is over."""
+    run = _run(runner, folder, None, "a run without a fault")
+    states = RunStates(run.states)
+    report.rows.append(judge_unfailed(run, states))
+    if report.rows[-1].verdict is not CheckVerdict.EXACT:
+        _print_end(run)
+        return None
+    report.ranks, report.steps = run.ranks(), run.steps() or report.steps
+    if states.missing(report.ranks, report.steps):
+        report.rows[-1] = Row(run, CheckVerdict.STOPPED, f"its loop ended before step {report.steps}")
+        return None
+    return states
+
+
+def _print_end(run: CheckRun) -> None:
+    """Print the last lines of a run that failed."""
+    if run.exit_code != 0:
+        text = run.output.read_text(encoding="utf-8", errors="replace")
+        sys.stderr.writelines(f"  | {line}\n" for line in text.splitlines()[-_LINES:])
 
 
 def _run(runner: CheckRunner, folder: Path, fault: Fault | None, what: str) -> CheckRun:
     tell(what)
     run = runner.run(folder, fault)
+    _stop_if_told(runner)
+    return run
+
+
+def _stop_if_told(runner: CheckRunner) -> None:
     if runner.stopping:
         raise typer.Abort
-    return run

@@ -102,9 +102,10 @@ def split(differences: Sequence[StateDifference]) -> tuple[list[StateDifference]
 def _unequal(expected: Sequence[Digests], seen: Digests, *, whole: bool) -> Iterator[tuple[str, str]]:
     """Yield kind and name of each value that equals none of the reference's, which has several if step 1 ran twice.
 
-    `whole`: this is the last version. Before it, a value that one of the two lacks does not count, because it may come later.
+    Kinds that `seen` lacks were not recorded. `whole`: this is the last version. Before it, a value that one of the two lacks
+    does not count, because it may come later.
     """
-    for kind in {**expected[-1], **seen}:
+    for kind in seen:
         if kind == _LAST_KIND and not whole:
             continue
         looks, other = [each.get(kind, {}) for each in expected], seen.get(kind, {})

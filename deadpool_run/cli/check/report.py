@@ -9,15 +9,14 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from deadpool_run.cli.check.compare import RunStates, StateDifference, in_words
+from deadpool_run.cli.check.compare import RunStates, StateDifference, in_words, split
 from deadpool_run.cli.check.run import CheckRun
 from deadpool_run.errors import RefusedError, ReplicasDifferError
 from deadpool_run.text import printable, shortened
 from deadpool_run.view.text import table
-from deadpool_run.wire.check import Fault
 
 SCHEMA_VERSION = 1
-_STYLES = {"exact": "green", "refused": "yellow", "different": "bold red", "stopped": "red"}
+_STYLES = {"exact": "green", "refused": "yellow", "different": "bold red", "stopped": "red", "not compared": "yellow"}
 
 
 class CheckVerdict(StrEnum):
@@ -27,8 +26,15 @@ class CheckVerdict(StrEnum):
     REFUSED = "refused"
     DIFFERENT = "different"
     STOPPED = "stopped"
+    NOT_COMPARED = "not compared"
+    """Of the run with torchrun, where the script may have no step loop."""
 
 
+_OTHER_THAN_TORCHRUN = (
+    "Without a fault, deadpool-run gives other weights than torchrun. It runs step 1 twice, and `job.rehearsing` is true in the "
+    "first run: the steps change something that the second run does not find as it was (a file, a database, an object of a C "
+    "library), or they depend on `job.rehearsing` or `job.protected`."
+)
 _VERDICTS: Mapping[int | None, CheckVerdict] = {
     RefusedError.exit_code: CheckVerdict.REFUSED,
     ReplicasDifferError.exit_code: CheckVerdict.DIFFERENT,
@@ -50,6 +56,7 @@ class Row:
     def to_json(self) -> dict[str, Any]:
         """Return the row as an object for JSON."""
         return {
+            "launcher": "torchrun" if self.run.with_torchrun else "deadpool-run",
             **{name: getattr(self.run.fault, name, None) for name in ("rank", "phase", "step")},
             "phase_met": self.met,
             "result": self.verdict.value,
@@ -75,8 +82,9 @@ class Report:
 
     @property
     def exact(self) -> bool:
-        """Whether every run is exact."""
-        return not self.irreproducible and all(row.verdict is CheckVerdict.EXACT for row in self.rows)
+        """Whether every run that was compared is exact."""
+        fine = (CheckVerdict.EXACT, CheckVerdict.NOT_COMPARED)
+        return not self.irreproducible and all(row.verdict in fine for row in self.rows)
 
     def to_json(self) -> str:
         """Return one JSON object."""
@@ -98,7 +106,11 @@ class Report:
         shown = table(("rank", "phase", "step", "result", "s"), {"phase", "result"})
         for row in self.rows:
             fault = row.run.fault
-            place = ("-", "no fault", "-") if fault is None else (str(fault.rank), fault.phase.value, str(fault.step))
+            place = (
+                ("-", described(row.run), "-")
+                if fault is None
+                else (str(fault.rank), fault.phase.value, str(fault.step))
+            )
             if not row.met:
                 place = (place[0], f"between (no {place[1]})", place[2])
             shown.add_row(*place, Text(row.verdict, style=_STYLES[row.verdict]), f"{row.run.seconds:.1f}")
@@ -106,7 +118,7 @@ class Report:
         for row in self.rows:
             if details := [*row.why.splitlines(), *([in_words(row.differences)] if row.differences else [])]:
                 text = "\n  ".join(map(printable, details))
-                console.print(Text(f"{described(row.run.fault)}: {row.verdict}: {text}"), soft_wrap=True)
+                console.print(Text(f"{described(row.run)}: {row.verdict}: {text}"), soft_wrap=True)
         console.print(Text(self.conclusion()), soft_wrap=True)
 
     def conclusion(self) -> str:
@@ -119,13 +131,16 @@ class Report:
         faults = [row for row in self.rows if row.run.fault is not None]
         exact = sum(row.verdict is CheckVerdict.EXACT for row in faults)
         if not faults:
-            return f"no rank was killed: the run without a fault was {self.rows[-1].verdict}" if self.rows else ""
+            wrong = [row for row in self.rows if row.verdict is not CheckVerdict.EXACT] or self.rows
+            return f"no rank was killed: the run without a fault was {wrong[-1].verdict}" if wrong else ""
         return f"{exact} of {len(faults)} exact, over {self.steps} steps and {self.ranks} ranks"
 
 
-def described(fault: Fault | None) -> str:
-    """Return a fault in words."""
-    return "no fault" if fault is None else f"rank {fault.rank}, {fault.phase}, step {fault.step}"
+def described(run: CheckRun) -> str:
+    """Return the fault of a run in words."""
+    if run.fault is None:
+        return "no fault (torchrun)" if run.with_torchrun else "no fault"
+    return f"rank {run.fault.rank}, {run.fault.phase}, step {run.fault.step}"
 
 
 def judge(run: CheckRun, states: RunStates, reference: RunStates, report: Report) -> Row:
@@ -163,6 +178,22 @@ def judge_unfailed(run: CheckRun, states: RunStates) -> Row:
     if not states:
         why = "the script has no loop over job.steps() or job.batches(), so a loss cannot be repaired"
         return Row(run, CheckVerdict.REFUSED, why)
+    return Row(run, CheckVerdict.EXACT)
+
+
+def judge_torchrun(run: CheckRun, states: RunStates, reference: RunStates, report: Report) -> Row:
+    """Return the result of the run with torchrun, compared with the run under deadpool-run without a fault."""
+    if run.exit_code != 0:
+        return Row(run, CheckVerdict.NOT_COMPARED, f"the script failed: {run.reason}")
+    if not states:
+        why = "without deadpool-run, the script has no loop over job.steps() or job.batches()"
+        return Row(run, CheckVerdict.NOT_COMPARED, why)
+    real, _ = split(states.differences(reference, report.not_compared))
+    if real:
+        return Row(run, CheckVerdict.DIFFERENT, _OTHER_THAN_TORCHRUN, real)
+    if missing := states.missing(report.ranks, report.steps):
+        why = f"rank {', '.join(map(str, missing))} ended before step {report.steps}, and not under deadpool-run"
+        return Row(run, CheckVerdict.DIFFERENT, why)
     return Row(run, CheckVerdict.EXACT)
 
 

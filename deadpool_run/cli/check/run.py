@@ -1,13 +1,15 @@
-"""One run of `deadpool-run check`: the launcher as a child process with a time limit."""
+"""One run of `deadpool-run check`: the launcher, deadpool-run or torchrun, as a child process with a time limit."""
 
 import os
+import re
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from deadpool_run.agent.environment import base_environment
 from deadpool_run.agent.records.run_record import RECORD_NAME
 from deadpool_run.wire import typed
 from deadpool_run.wire.check import FAULT_FILE, LOOP_FILE, VARIABLE, CheckPlan, Fault
@@ -29,6 +31,8 @@ _OURS = (
     "--verbose",
 )
 """Override files and environment: a check uses one machine and writes no checkpoint."""
+_ERROR = re.compile(r"(?:\[rank\d+\]: *)?((?:\w+\.)*\w*(?:Error|Exception): .*)")
+"""The last line of a traceback; torchrun prints lines of its own after it."""
 _NOT_FOR_RUNS = frozenset({"DEADPOOL_DRY_RUN", "DEADPOOL_WORKER", "DEADPOOL_RUN_DIR"})
 
 
@@ -42,6 +46,8 @@ class CheckRun:
     """None: stopped at the time limit."""
     reason: str
     seconds: float
+    with_torchrun: bool = False
+    """Whether torchrun launched it, so that no rank was protected."""
 
     @property
     def states(self) -> Path:
@@ -77,6 +83,8 @@ class CheckRunner:
     steps: int
     timeout_s: float
     """Of one run."""
+    is_module: bool = False
+    """Whether the target is the name of a module (-m)."""
     stopping: bool = False
     """Whether a signal stopped the check."""
     _process: subprocess.Popen[bytes] | None = field(default=None, init=False)
@@ -89,28 +97,49 @@ class CheckRunner:
 
     def run(self, folder: Path, fault: Fault | None) -> CheckRun:
         """Run the job in this folder, which must not exist, until it ends."""
+        launcher = [sys.executable, "-P", "-m", "deadpool_run", "run", *self.options, *_OURS]
+        launcher += ["--run-dir", str(folder / _RUN_DIR), "--"]
+        env = {name: value for name, value in os.environ.items() if name not in _NOT_FOR_RUNS}
+        code, seconds = self._launch(folder, fault, launcher, env)
+        reason = str(read_object(folder / _RUN_DIR / RECORD_NAME).get("reason") or "")
+        return CheckRun(folder, fault, code, self._reason(folder, code, reason), seconds)
+
+    def run_with_torchrun(self, folder: Path, ranks: int) -> CheckRun:
+        """Run the script without protection, in this folder, which must not exist, until it ends."""
+        launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+        launcher += ["-m"] if self.is_module else []
+        code, seconds = self._launch(folder, None, launcher, base_environment(ranks, os.environ))
+        return CheckRun(folder, None, code, self._reason(folder, code), seconds, with_torchrun=True)
+
+    def _launch(
+        self, folder: Path, fault: Fault | None, launcher: Sequence[str], env: Mapping[str, str]
+    ) -> tuple[int | None, float]:
+        """Return exit code and seconds of a run."""
         (folder / _STATES).mkdir(parents=True)
         plan = CheckPlan(self.steps, str((folder / _STATES).absolute()), fault)
-        env = {name: value for name, value in os.environ.items() if name not in _NOT_FOR_RUNS}
-        env[VARIABLE] = typed.to_json(plan).decode()
-        launcher = [sys.executable, "-P", "-m", "deadpool_run", "run", *self.options, *_OURS]
-        launcher += ["--run-dir", str(folder / _RUN_DIR), "--", *self.target]
         began = time.monotonic()
         with (folder / OUTPUT).open("wb") as output:
-            self._process = subprocess.Popen(  # noqa: S603 - our launcher with the user's script
-                launcher, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env=env
+            self._process = subprocess.Popen(  # noqa: S603 - a launcher with the user's script
+                [*launcher, *self.target],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env={**env, VARIABLE: typed.to_json(plan).decode()},
             )
             code = end_of(self._process, self.timeout_s, _END_S)
             self._process = None
-        seconds = time.monotonic() - began
-        reason = str(read_object(folder / _RUN_DIR / RECORD_NAME).get("reason") or "")
+        return code, time.monotonic() - began
+
+    def _reason(self, folder: Path, code: int | None, recorded: str = "") -> str:
+        """Return why a run ended with this exit code; empty for 0 without a recorded reason."""
         if code is None:
-            reason = f"it did not end within {self.timeout_s:g} s (--timeout)"
-        elif code and not reason:
-            text = (folder / OUTPUT).read_text(encoding="utf-8", errors="replace")
-            lines = [line.strip() for line in text.splitlines() if line.strip()]
-            reason = lines[-1] if lines else f"the launcher exited with code {code}"
-        return CheckRun(folder, fault, code, reason, seconds)
+            return f"it did not end within {self.timeout_s:g} s (--timeout)"
+        if not code or recorded:
+            return recorded
+        text = (folder / OUTPUT).read_text(encoding="utf-8", errors="replace")
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        errors = [found[1] for line in lines if (found := _ERROR.fullmatch(line))]
+        return errors[-1] if errors else lines[-1] if lines else f"the launcher exited with code {code}"
 
 
 def end_of(process: subprocess.Popen[bytes], timeout_s: float, grace_s: float) -> int | None:

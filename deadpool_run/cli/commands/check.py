@@ -66,8 +66,8 @@ def check(  # noqa: PLR0913 - one parameter for each option
 ) -> None:
     """Check that a killed rank does not change the weights: run a script a few steps, then again with each fault.
 
-    The script runs twice without a fault, then once for each fault, on this machine. It needs no change, and its loop
-    ends after --steps. Exit codes: 0 every run is exact; 1 some run is not.
+    The script runs without a fault, also with torchrun, then once for each fault, on this machine. It needs no change, and
+    its loop ends after --steps. Exit codes: 0 every run is exact; 1 some run is not.
     """
     if no_python:
         raise UsageError("--no-python: a check needs a Python script with a loop over job.steps()\nname the script")
@@ -81,7 +81,9 @@ def check(  # noqa: PLR0913 - one parameter for each option
     from deadpool_run.cli.check.run import CheckRunner  # noqa: PLC0415 - as above
 
     given = {name: value for name, value in job.items() if value is not None}
-    runner = CheckRunner(list(_words({"spares": _DEFAULT_SPARES} | given)), target, steps, timeout_s)
+    runner = CheckRunner(
+        list(_words({"spares": _DEFAULT_SPARES} | given)), target, steps, timeout_s, bool(job["module"])
+    )
     raise typer.Exit(check_script(runner, faults, seed, log_dir, as_json=as_json))
 
 

@@ -118,7 +118,7 @@ def _environment_lines(spec: LaunchSpec, outer: Mapping[str, str]) -> Iterator[s
         resume=-1,
     )
     chosen = _CHOSEN_AT_START if spec.cluster is None else _CHOSEN_AMONG_NODES
-    environment = worker_environment(spec, assignment, base_environment(spec, outer))
+    environment = worker_environment(spec, assignment, base_environment(spec.nproc_per_node, outer))
     for name, value in sorted(environment.items()):
         if value and name in chosen:
             yield f"{name}={chosen[name]}"

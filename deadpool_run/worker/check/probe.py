@@ -1,6 +1,7 @@
 """The worker's part of `deadpool-run check`: fewer steps, digests of each version's state, and one death.
 
-Without the environment variable `DEADPOOL_CHECK` the step loop is not changed.
+Without the environment variable `DEADPOOL_CHECK` the step loop is not changed. A check also runs the script with torchrun, where
+no rank is protected: there is only the state to write.
 """
 
 import json
@@ -9,12 +10,18 @@ import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch.distributed as dist
 
 from deadpool_run.errors import ProtocolError
 from deadpool_run.wire import typed
 from deadpool_run.wire.check import FAULT_FILE, LOOP_FILE, VARIABLE, CheckPlan, Fault, FaultPhase
 from deadpool_run.worker.loop.member import LoopMember
+from deadpool_run.worker.state.protected import Protected
+
+if TYPE_CHECKING:
+    from deadpool_run.worker.check.states import States
 
 CHEAP_BYTES = 1 << 29
 """State up to this size is hashed at every version; N times as much at every Nth version."""
@@ -23,16 +30,77 @@ _LATE = 0.5
 """In the phase between two steps, a rank with a smaller fraction dies before the ended step is counted, others after."""
 
 
+_Step = TypeVar("_Step")
+
+
 def watched(member: LoopMember, total: int, steps: Callable[[LoopMember, int], Iterator[Any]]) -> Iterator[Any]:
     """Return the step loop; under `deadpool-run check` a shorter loop with digests and a death."""
+    plan = _plan()
+    return steps(member, total) if plan is None else _Watch(member, plan, min(total, plan.steps)).run(total, steps)
+
+
+def watch_unprotected() -> "UnprotectedWatch | None":
+    """Return the watch of a job without deadpool-run; None if no check runs it."""
+    plan = _plan()
+    return None if plan is None else UnprotectedWatch(plan)
+
+
+def _plan() -> CheckPlan | None:
+    """Return the plan of this run. Raises `ProtocolError` if it cannot be read."""
     text = os.environ.get(VARIABLE)
     if text is None:
-        return steps(member, total)
+        return None
     try:
-        plan = typed.Decoder[CheckPlan](CheckPlan, "a plan of deadpool-run check").decode(os.fsencode(text))
+        return typed.Decoder[CheckPlan](CheckPlan, "a plan of deadpool-run check").decode(os.fsencode(text))
     except ProtocolError as error:
         raise ProtocolError(f"{VARIABLE}: {error}\nUnset {VARIABLE}.") from error
-    return _Watch(member, plan, min(total, plan.steps)).run(total, steps)
+
+
+class UnprotectedWatch:
+    """The state of a rank without deadpool-run, written at each step of a shorter loop."""
+
+    def __init__(self, plan: CheckPlan) -> None:
+        self._plan = plan
+        self._protected = Protected()
+
+    def protect(self, name: str, obj: object) -> None:
+        """Add an object whose state is to be written."""
+        self._protected.add(name, obj)
+
+    def steps(self, total: int, step: Callable[[int], _Step]) -> Iterator[_Step]:
+        """Yield the steps."""
+        from deadpool_run.worker.check.states import States  # noqa: PLC0415 - only a check needs it
+
+        limit = min(total, self._plan.steps)
+        states = States(self._protected)
+        recorder = _Recorder(self._plan, states, limit)
+        try:
+            for index in range(limit + 1):
+                self._protected.refresh(final=False)  # the script may have put others in the places of some
+                recorder.record(index, dist.get_rank(), worker=0)
+                if index < limit:
+                    yield step(index)
+        finally:
+            states.close()
+
+
+class _Recorder:
+    """The file of states of a rank."""
+
+    def __init__(self, plan: CheckPlan, states: "States", limit: int) -> None:
+        """`limit`: steps of the loop."""
+        self._plan = plan
+        self._states = states
+        self._limit = limit
+
+    def record(self, version: int, rank: int, worker: int) -> None:
+        """Write the digests of this version's state, unless the state is too large to hash each time."""
+        stride = max(1, -(-self._states.nbytes() // CHEAP_BYTES))
+        if version % stride and version != self._limit:
+            return
+        line = json.dumps({"version": version, "digests": self._states.digests()}) + "\n"
+        with self._plan.states_file(rank, worker).open("a", encoding="utf-8") as file:
+            file.write(line)
 
 
 class _Watch:
@@ -44,7 +112,9 @@ class _Watch:
         self._member = member
         self._plan = plan
         self._limit = limit
-        self._states = States(member.snapshots)
+        snapshots = member.snapshots
+        self._states = States(snapshots.protected, lambda: snapshots.values.get("gradients", ()))
+        self._recorder = _Recorder(plan, self._states, limit)
         self._issued = 0  # this rank's collectives before the running step
 
     def run(self, total: int, steps: Callable[[LoopMember, int], Iterator[Any]]) -> Iterator[Any]:
@@ -67,14 +137,8 @@ class _Watch:
             self._states.close()
 
     def _record(self, version: int) -> None:
-        """Write the digests of this version's state, unless the state is too large to hash each time."""
-        stride = max(1, -(-self._states.nbytes() // CHEAP_BYTES))
-        if version % stride and version != self._limit:
-            return
         session = self._member.session
-        line = json.dumps({"version": version, "digests": self._states.digests()}) + "\n"
-        with self._plan.states_file(session.rank, session.worker).open("a", encoding="utf-8") as file:
-            file.write(line)
+        self._recorder.record(version, session.rank, session.worker)
 
     def _prepare(self, index: int) -> "_Death | None":
         fault, issued = self._plan.fault, self._issued

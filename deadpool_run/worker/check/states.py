@@ -6,7 +6,7 @@ restore the last two, and the report names them.
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -17,8 +17,9 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from deadpool_run.errors import ScriptError
 from deadpool_run.worker.codec import TreeWriter, raw_bytes, tensors_in
 from deadpool_run.worker.compat.modules import local
-from deadpool_run.worker.snapshot.snapshot import Snapshots
+from deadpool_run.worker.state.gradients import Kept
 from deadpool_run.worker.state.optimizers import OptimizerState
+from deadpool_run.worker.state.protected import Protected
 from deadpool_run.worker.state.rng import take_rng
 
 Digests = dict[str, dict[str, str]]
@@ -32,9 +33,10 @@ _MODULE_OWN = frozenset(vars(nn.Module()))
 class States:
     """The state of one rank. An unprotected optimizer is included after its first step."""
 
-    def __init__(self, snapshots: Snapshots) -> None:
-        self._snapshots = snapshots
-        self._protected = snapshots.protected
+    def __init__(self, protected: Protected, kept: Callable[[], Iterable[Kept]] | None = None) -> None:
+        """`kept` returns the gradients that the last snapshot keeps. Without it there are no digests of gradients."""
+        self._protected = protected
+        self._kept = kept
         self._unprotected: list[OptimizerState] = []
         self._hook = register_optimizer_step_pre_hook(self._note_optimizer)
 
@@ -60,7 +62,7 @@ class States:
             found: Digests = {
                 "weights": {name: digest(parameter) for name, parameter in parameters.items()},
                 "buffers": {tracked.name: digest(tracked.tensor) for tracked, _, _ in self._protected.buffers()},
-                "gradients": self._gradients(names),
+                **({} if self._kept is None else {"gradients": _of_gradients(self._kept(), names)}),
                 "optimizer": {},
                 "values": {},
                 "generators": {name: _of_tree(part, name) for name, part in take_rng().items()},
@@ -98,10 +100,6 @@ class States:
             for key, value in group.items():
                 found["optimizer"][f"{optimizer.name}/groups.{number}.{key}"] = _of_tree(value, key)
 
-    def _gradients(self, names: dict[int, str]) -> dict[str, str]:
-        kept = self._snapshots.values.get("gradients", ())
-        return {names.get(id(each.parameter), "a parameter"): digest(each.gradient) for each in kept}
-
     def _attributes(self) -> Iterator[tuple[str, str]]:
         for name, module in self._protected.modules.items():
             for path, child in module.all_modules():
@@ -120,6 +118,10 @@ def digest(tensor: Tensor) -> str:
     sha = hashlib.blake2b(f"{own.dtype}{tuple(own.shape)}".encode(), digest_size=_DIGEST_BYTES)
     sha.update(raw_bytes(own))
     return sha.hexdigest()
+
+
+def _of_gradients(kept: Iterable[Kept], names: dict[int, str]) -> dict[str, str]:
+    return {names.get(id(each.parameter), "a parameter"): digest(each.gradient) for each in kept}
 
 
 def _of_tree(tree: Any, name: str) -> str:

@@ -107,18 +107,3 @@ def _check_tensors(named: Iterable[tuple[str, Tensor]]) -> None:
                 "Allocate it (to_empty(), or load a checkpoint) before protect()."
             )
         describe(Tracked(f"protect(): {name}", SlotRole.VALUE, tensor), 0)
-
-
-class GeneratorState:
-    """A script's own random generator with the interface of a protected object."""
-
-    def __init__(self, generator: torch.Generator) -> None:
-        self._generator = generator
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the generator's state."""
-        return {"state": self._generator.get_state()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Set the generator's state."""
-        self._generator.set_state(state["state"].cpu())

@@ -118,7 +118,7 @@ class Snapshots:
         """Add `obj` to every later snapshot. Raises `ScriptError` if a snapshot cannot hold it."""
         protected = self.protected
         checks.check_new(name, obj, {*protected.modules, *protected.optimizers, *protected.objects})
-        protected.add(name, checks.GeneratorState(obj) if isinstance(obj, torch.Generator) else obj)
+        protected.add(name, obj)
         self._plan = None
         if name in protected.modules:
             checks.check_module(protected.modules[name])

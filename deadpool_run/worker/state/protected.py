@@ -4,6 +4,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import chain
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.nn.parallel import DistributedDataParallel
@@ -19,6 +20,7 @@ from deadpool_run.worker.state.gradients import Kept
 from deadpool_run.worker.state.left_gradients import LeftGradients, is_stand_in, is_watched
 from deadpool_run.worker.state.modules import ModuleState
 from deadpool_run.worker.state.optimizers import OptimizerState, Tracked, wrapped
+from deadpool_run.worker.state.rng import GeneratorState
 from deadpool_run.worker.state.state_tensors import StateTensors
 
 
@@ -52,7 +54,7 @@ class Protected:
             if optimizer is not obj:
                 self.wrappers.append(obj)
         else:
-            self.objects[name] = obj
+            self.objects[name] = GeneratorState(obj) if isinstance(obj, torch.Generator) else obj
 
     def begin(self) -> None:
         """Note the settings of the modules, as the loop begins."""

@@ -47,3 +47,18 @@ def put_rng(states: RngStates) -> None:
 def _cuda_keys() -> dict[str, int]:
     current = torch.cuda.current_device()
     return {"current" if device == current else str(device): device for device in range(torch.cuda.device_count())}
+
+
+class GeneratorState:
+    """A script's own random generator with the interface of a protected object."""
+
+    def __init__(self, generator: torch.Generator) -> None:
+        self._generator = generator
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the generator's state."""
+        return {"state": self._generator.get_state()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Set the generator's state."""
+        self._generator.set_state(state["state"].cpu())

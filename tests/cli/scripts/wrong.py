@@ -1,5 +1,6 @@
 """Scripts that are wrong on purpose: each breaks one rule, and `deadpool-run check` names what comes of it."""
 
+import hashlib
 import os
 import queue
 import sys
@@ -110,6 +111,18 @@ def hidden_average(job):
             averages.put(0.9 * averages.get() + 0.1 * loss.item() / job.world_size)
 
 
+def hidden_hash(job):
+    """From step 3 on the inputs depend on a hash of all batches, whose state nobody can set: step 1, which runs twice, adds to it twice."""
+    model, optimizer = make()
+    job.protect(model=model, optimizer=optimizer)
+    seen = hashlib.sha256()
+    for step in job.steps(STEPS):
+        with step:
+            inputs = batch(step.index, job.rank)
+            seen.update(inputs.numpy().tobytes())
+            update(model, optimizer, inputs * (1 + seen.digest()[0] / 256) if step.index >= 3 else inputs)
+
+
 def own_rates(job):
     """Each rank halves its learning rate by its own loss, so that replicas differ from step 7 on, without any loss of a rank."""
     model, optimizer = make()
@@ -156,6 +169,13 @@ class Clock:
 
     def load_state_dict(self, state):
         self.began = state["began"]
+
+
+def only_protected(job):
+    """Right, but it does not run with torchrun."""
+    if not job.protected:
+        raise RuntimeError("start me with deadpool-run")
+    right(job)
 
 
 def no_loop(job):

@@ -47,7 +47,7 @@ def rank():
     net, extra, progress = Net(), nn.Parameter(torch.ones(2)), Progress()
     optimizer = torch.optim.AdamW(net.parameters())
     loose = torch.optim.SGD([extra], momentum=0.9)
-    states = States(Snapshots(net=net, optimizer=optimizer, progress=progress))
+    states = States(Snapshots(net=net, optimizer=optimizer, progress=progress).protected)
     (net.layer(torch.ones(3)).sum() + extra.sum()).backward()
     optimizer.step()
     loose.step()
@@ -120,7 +120,7 @@ def test_the_amount_is_that_of_weights_buffers_and_optimizer_state(rank):
 def test_a_gradient_that_is_state_counts():
     net = Net()
     snapshots = Snapshots(net=net, optimizer=torch.optim.SGD(net.parameters()))
-    states = States(snapshots)
+    states = States(snapshots.protected, lambda: snapshots.values.get("gradients", ()))
 
     def accumulate():
         net.layer(torch.ones(3)).sum().backward()
