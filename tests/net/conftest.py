@@ -51,7 +51,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., States]
             words = ("--layout", layout, "--steps", str(steps))
             cluster = Cluster(tmp_path_factory.mktemp(layout), *words, nproc=ranks, spares=0)
             try:
-                assert cluster.wait_exit(timeout_s=300) == 0, cluster.told()
+                assert cluster.wait_exit(timeout_s=300 + steps / 2) == 0, cluster.told()
             finally:
                 cluster.close()
             known[key] = cluster.account.states()

@@ -164,9 +164,10 @@ def test_a_host_whose_storage_does_not_answer_is_named_and_training_goes_on(flee
 
 
 def held(fleet, place):
-    """Return a job that writes nothing by itself, and stands still at step 5; and a host with a rank, not the first."""
+    """Return a job that writes nothing by itself, and stands still at step 5, with version 5 safe; and a host with a rank, not the first."""
     job = train(fleet, place, "--hold", "5", every="60m", shape=SPARE)
     job.wait_until(lambda: job.account.of("held"), "hold of the script")
+    job.look_until(lambda: (job.status() or {}).get("committed") == 5, "version 5 that is safe")
     return job, next(job.host_of(rank) for rank in range(3) if job.host_of(rank))
 
 

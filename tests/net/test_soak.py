@@ -15,7 +15,7 @@ UNHARMED = ("reset", "pause of all")
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(2400)
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize(
     ("redundancy", "faults"),
     [(["copies"], 25), (["xor:2", "xor:3"], 10)],  # the first takes ten minutes
