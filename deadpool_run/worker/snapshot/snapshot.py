@@ -35,6 +35,7 @@ from deadpool_run.worker.state import script_hooks
 from deadpool_run.worker.state.process_settings import ProcessSettings
 from deadpool_run.worker.state.protected import Protected
 from deadpool_run.worker.state.rng import put_rng, take_rng
+from deadpool_run.worker.state.script_environment import ScriptEnvironment
 from deadpool_run.worker.state.script_hooks import ScriptHooks
 from deadpool_run.worker.transcript.rehearsal import REHEARSAL_STEPS
 from deadpool_run.worker.variables.variables import Variables
@@ -76,6 +77,7 @@ class Snapshots:
         self.agreement = Agreement(self.protected)
         self.variables = Variables(self.protected.state_tensors)
         self._settings = ProcessSettings()
+        self._environment = ScriptEnvironment()
         self._hooks = ScriptHooks()
         self._buffers = BufferCopies()
         self._plan: CapturePlan | None = None
@@ -130,6 +132,7 @@ class Snapshots:
     def find_variables(self) -> None:
         """Find the script's variables and settings, as the loop begins: from now on they are part of every snapshot."""
         self._settings.begin()
+        self._environment.begin()
         protected = self.protected
         protected.begin()
         scopes: list[Any] = [root for module in protected.modules.values() for root in module.roots()]
@@ -324,6 +327,7 @@ class Snapshots:
             self.values = self.protected.take(self._stepped)
             self.values["rng"] = take_rng()
             self.values["settings"] = self._settings.take()
+            self.values["environment"] = self._environment.take()
             self.values["variables"] = self.variables.take()
             self.values["hooks"] = hooks = self._hooks.take()
             for name in hooks:
@@ -364,6 +368,7 @@ class Snapshots:
         """Set what `Protected.put` leaves: gradients, and what is known of the script."""
         self.protected.state_tensors.forget()
         self._settings.put(values.get("settings", {}))  # a checkpoint of an earlier version has none of these
+        self._environment.put(values.get("environment", {}))
         keeps = values["keeps"]
         self.protected.left.refuse = self.variables.refuse
         self.protected.put_gradients(values["gradients"], keeps)  # first: a variable may have the same memory

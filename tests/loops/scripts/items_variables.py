@@ -356,8 +356,9 @@ def attached(rank, _size):
     return Loop({"model": model, "optimizer": optimizer}, step, blocks_of(model), optimizer)
 
 
-@item("settings of torch, of decimals and of the working directory, changed during training")
+@item("settings of torch, of decimals, the working directory and the environment, changed during training")
 def settings(rank, _size):
+    os.environ["PHASE_TO_COME"] = "2"
     model = ddp(net())
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 
@@ -367,8 +368,10 @@ def settings(rank, _size):
             torch.backends.mkldnn.enabled = False
             decimal.getcontext().prec = 3
             os.chdir("/")
+            os.environ["PHASE"] = os.environ.pop("PHASE_TO_COME")
+        phase = int(os.environ.get("PHASE", "1"))
         factor = float(decimal.Decimal(1) / 3) + torch.tensor(0.1).item() + torch.backends.mkldnn.enabled
-        (model(data(index, rank).float()).pow(2).mean() / (factor + len(Path.cwd().parts))).backward()
+        (model(data(index, rank).float()).pow(2).mean() / (factor + phase + len(Path.cwd().parts))).backward()
         optimizer.step()
         optimizer.zero_grad()
 
