@@ -12,7 +12,7 @@ from rich.console import Console
 from deadpool_run.agent.console import tell
 from deadpool_run.cli.check.compare import RunStates, split
 from deadpool_run.cli.check.plan import plan_faults
-from deadpool_run.cli.check.report import CheckVerdict, Report, Row, judge, judge_torchrun, judge_unfailed
+from deadpool_run.cli.check.report import CheckVerdict, Report, Row, described, judge, judge_torchrun, judge_unfailed
 from deadpool_run.cli.check.run import CheckRun, CheckRunner
 from deadpool_run.errors import UsageError
 from deadpool_run.wire.check import Fault
@@ -62,9 +62,7 @@ def _check(runner: CheckRunner, folder: Path, faults: str, seed: int) -> Report:
         if reference is not None:
             planned = plan_faults(report.ranks, report.steps, faults, seed)
             for number, fault in enumerate(planned, 1):
-                what = (
-                    f"fault {number} of {len(planned)}: SIGKILL to rank {fault.rank}, {fault.phase}, step {fault.step}"
-                )
+                what = f"fault {number} of {len(planned)}: SIGKILL to {described(fault)}"
                 run = _run(runner, folder / f"fault-{number:02d}", fault, what)
                 report.rows.append(judge(run, RunStates(run.states), reference, report))
         return report
@@ -85,31 +83,30 @@ def _unfailed(runner: CheckRunner, folder: Path, report: Report) -> RunStates | 
     run = runner.run_with_torchrun(folder / "torchrun", report.ranks)
     _stop_if_told(runner)
     states = RunStates(run.states)
-    if judge_torchrun(run, states, reference, report).verdict is CheckVerdict.EXACT and not states.differences(
-        reference
-    ):
-        report.rows.append(Row(run, CheckVerdict.EXACT))
+    with_torchrun = judge_torchrun(run, states, reference, report)
+    if with_torchrun.verdict is CheckVerdict.EXACT and not states.differences(reference):
+        report.rows.append(with_torchrun)
         return reference
     again = _run(runner, folder / "unfailed-2", None, "a second run without a fault")
-    row = judge_unfailed(again, RunStates(again.states))
+    states = RunStates(again.states)
+    row = judge_unfailed(again, states)
     if row.verdict is CheckVerdict.EXACT:
-        report.irreproducible, chance = split(RunStates(again.states).differences(reference))
+        report.irreproducible, chance = split(states.differences(reference))
         report.not_compared = sorted(chance)
-        with_torchrun = judge_torchrun(run, states, reference, report)
-        report.rows += [row] if report.irreproducible else [with_torchrun, row]
-        return reference if report.exact else None
-    report.rows.append(row)
-    _print_end(again)
-    return None
+    else:
+        _print_end(row)
+    report.rows += [row] if report.irreproducible or row.verdict is not CheckVerdict.EXACT else [with_torchrun, row]
+    return reference if report.exact else None
 
 
 def _first(runner: CheckRunner, folder: Path, report: Report) -> RunStates | None:
     """Run the script once without a fault; return its states, or None if the check is over."""
     run = _run(runner, folder, None, "a run without a fault")
     states = RunStates(run.states)
-    report.rows.append(judge_unfailed(run, states))
-    if report.rows[-1].verdict is not CheckVerdict.EXACT:
-        _print_end(run)
+    row = judge_unfailed(run, states)
+    report.rows.append(row)
+    if row.verdict is not CheckVerdict.EXACT:
+        _print_end(row)
         return None
     report.ranks, report.steps = run.ranks(), run.steps() or report.steps
     if states.missing(report.ranks, report.steps):
@@ -118,10 +115,10 @@ def _first(runner: CheckRunner, folder: Path, report: Report) -> RunStates | Non
     return states
 
 
-def _print_end(run: CheckRun) -> None:
+def _print_end(row: Row) -> None:
     """Print the last lines of a run that failed."""
-    if run.exit_code != 0:
-        text = run.output.read_text(encoding="utf-8", errors="replace")
+    if row.verdict is CheckVerdict.STOPPED:
+        text = row.run.output.read_text(encoding="utf-8", errors="replace")
         sys.stderr.writelines(f"  | {line}\n" for line in text.splitlines()[-_LINES:])
 
 

@@ -105,10 +105,10 @@ def _unequal(expected: Sequence[Digests], seen: Digests, *, whole: bool) -> Iter
     Kinds that `seen` lacks were not recorded. `whole`: this is the last version. Before it, a value that one of the two lacks
     does not count, because it may come later.
     """
-    for kind in seen:
+    for kind, other in seen.items():
         if kind == _LAST_KIND and not whole:
             continue
-        looks, other = [each.get(kind, {}) for each in expected], seen.get(kind, {})
+        looks = [each.get(kind, {}) for each in expected]
         for name in {**looks[-1], **other}:
             known = [one.get(name) for one in looks]
             if other.get(name) not in known and (whole or (None not in known and name in other)):

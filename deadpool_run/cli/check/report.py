@@ -14,6 +14,7 @@ from deadpool_run.cli.check.run import CheckRun
 from deadpool_run.errors import RefusedError, ReplicasDifferError
 from deadpool_run.text import printable, shortened
 from deadpool_run.view.text import table
+from deadpool_run.wire.check import Fault
 
 SCHEMA_VERSION = 1
 _STYLES = {"exact": "green", "refused": "yellow", "different": "bold red", "stopped": "red", "not compared": "yellow"}
@@ -107,7 +108,7 @@ class Report:
         for row in self.rows:
             fault = row.run.fault
             place = (
-                ("-", described(row.run), "-")
+                ("-", _described(row.run), "-")
                 if fault is None
                 else (str(fault.rank), fault.phase.value, str(fault.step))
             )
@@ -118,7 +119,7 @@ class Report:
         for row in self.rows:
             if details := [*row.why.splitlines(), *([in_words(row.differences)] if row.differences else [])]:
                 text = "\n  ".join(map(printable, details))
-                console.print(Text(f"{described(row.run)}: {row.verdict}: {text}"), soft_wrap=True)
+                console.print(Text(f"{_described(row.run)}: {row.verdict}: {text}"), soft_wrap=True)
         console.print(Text(self.conclusion()), soft_wrap=True)
 
     def conclusion(self) -> str:
@@ -136,11 +137,16 @@ class Report:
         return f"{exact} of {len(faults)} exact, over {self.steps} steps and {self.ranks} ranks"
 
 
-def described(run: CheckRun) -> str:
+def described(fault: Fault) -> str:
+    """Return a fault in words."""
+    return f"rank {fault.rank}, {fault.phase}, step {fault.step}"
+
+
+def _described(run: CheckRun) -> str:
     """Return the fault of a run in words."""
-    if run.fault is None:
-        return "no fault (torchrun)" if run.with_torchrun else "no fault"
-    return f"rank {run.fault.rank}, {run.fault.phase}, step {run.fault.step}"
+    if run.fault is not None:
+        return described(run.fault)
+    return "no fault (torchrun)" if run.with_torchrun else "no fault"
 
 
 def judge(run: CheckRun, states: RunStates, reference: RunStates, report: Report) -> Row:
@@ -188,7 +194,7 @@ def judge_torchrun(run: CheckRun, states: RunStates, reference: RunStates, repor
     if not states:
         why = "without deadpool-run, the script has no loop over job.steps() or job.batches()"
         return Row(run, CheckVerdict.NOT_COMPARED, why)
-    real, _ = split(states.differences(reference, report.not_compared))
+    real, _ = split(states.differences(reference))
     if real:
         return Row(run, CheckVerdict.DIFFERENT, _OTHER_THAN_TORCHRUN, real)
     if missing := states.missing(report.ranks, report.steps):
