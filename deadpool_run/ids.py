@@ -8,6 +8,12 @@ from deadpool_run.text import shortened
 PACKAGE = __name__.partition(".")[0]
 """The package's name: the first part of the names of its modules."""
 
+
+def is_of_package(module: str) -> bool:
+    """Return whether a module, given by its full name, is one of this package."""
+    return module.partition(".")[0] == PACKAGE
+
+
 Rank = NewType("Rank", int)
 """A logical place in the world, 0..W-1. Changes hands only by promotion."""
 

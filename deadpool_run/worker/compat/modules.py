@@ -18,6 +18,8 @@ from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 from torch.utils.data import DataLoader
 
+from deadpool_run.ids import is_of_package
+
 parameters_of: Callable[[nn.Module], dict[str, nn.Parameter | None]] = attrgetter("_parameters")
 """Return the table of a module's own parameters."""
 buffers_of: Callable[[nn.Module], dict[str, Tensor | None]] = attrgetter("_buffers")
@@ -106,7 +108,7 @@ def is_deciding_buckets() -> bool:
         code = frame.f_code
         if code is decide_buckets.__code__:
             return True
-        if not frame.f_globals.get("__name__", "").startswith("deadpool_run."):  # the caller of the C++ code
+        if not is_of_package(frame.f_globals.get("__name__", "")):  # the caller of the C++ code
             in_ddp = code.co_filename == DistributedDataParallel.forward.__code__.co_filename
             return in_ddp and any(name in code.co_name for name in ("_pre_forward", "main_hook"))
         frame = frame.f_back

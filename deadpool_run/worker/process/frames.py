@@ -10,7 +10,7 @@ from pathlib import Path
 from types import CellType, FrameType, GeneratorType
 from typing import Any
 
-from deadpool_run.ids import PACKAGE
+from deadpool_run.ids import PACKAGE, is_of_package
 from deadpool_run.worker.process.script_files import is_library, note_file
 
 _FOLDER = Path(__file__).parents[2]
@@ -27,8 +27,7 @@ def script_frames() -> Iterator[FrameType]:
 
 def is_scripts(frame: FrameType) -> bool:
     """Return whether the frame runs code of the script."""
-    name = str(frame.f_globals.get("__name__", "")).partition(".")[0]
-    return name != PACKAGE and not is_library(frame.f_code.co_filename)
+    return not is_of_package(str(frame.f_globals.get("__name__", ""))) and not is_library(frame.f_code.co_filename)
 
 
 def is_integrations(frame: FrameType) -> bool:
@@ -45,7 +44,7 @@ def note_loop() -> None:
         if is_integrations(frame):
             return
         module = str(frame.f_globals.get("__name__", ""))
-        if module.partition(".")[0] != PACKAGE and not frame.f_code.co_flags & CO_GENERATOR:
+        if not is_of_package(module) and not frame.f_code.co_flags & CO_GENERATOR:
             note_file(Path(frame.f_code.co_filename))
             return
 

@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from types import ModuleType
 
-from deadpool_run.ids import PACKAGE
+from deadpool_run.ids import PACKAGE, is_of_package
 
 _NEVER_SCRIPTS = (PACKAGE, "torch")
 _LIBRARIES = tuple({f"{each}/" for path in sysconfig.get_paths().values() for each in (path, Path(path).resolve())})
@@ -70,7 +70,7 @@ def own_modules(before: Container[str] = ()) -> Iterator[tuple[str, ModuleType, 
 
 def own_source(name: str, file: str) -> Path | None:
     """Return the file of a module if that is the script's, and has its source."""
-    if not file.endswith(".py") or name.partition(".")[0] == PACKAGE or is_library(file):
+    if not file.endswith(".py") or is_of_package(name) or is_library(file):
         return None
     where = Path(file).resolve()
     return None if is_library(str(where)) else where

@@ -16,7 +16,7 @@ from typing import Any
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from deadpool_run.ids import PACKAGE
+from deadpool_run.ids import is_of_package
 from deadpool_run.worker.compat import c10d
 from deadpool_run.worker.compat.modules import local
 from deadpool_run.worker.process.frames import is_scripts
@@ -40,12 +40,11 @@ def origin() -> Origin:
         return Origin.TORCH
     for frame, _ in traceback.walk_stack(sys._getframe(1)):  # noqa: SLF001 - the documented way to the callers
         module = str(frame.f_globals.get("__name__", ""))
-        top = module.partition(".")[0]
-        if top == PACKAGE or c10d.passes_on(module):
+        if is_of_package(module) or c10d.passes_on(module):
             continue
         if is_scripts(frame):
             return Origin.SCRIPT
-        return Origin.TORCH if top == "torch" else Origin.LIBRARY
+        return Origin.TORCH if module.partition(".")[0] == "torch" else Origin.LIBRARY
     return Origin.LIBRARY
 
 

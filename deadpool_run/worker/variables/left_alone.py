@@ -17,7 +17,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from deadpool_run.ids import PACKAGE
+from deadpool_run.ids import PACKAGE, is_of_package
 from deadpool_run.worker.codec import table_of
 from deadpool_run.worker.compat.writes import all_writes_of
 from deadpool_run.worker.state import generators
@@ -154,7 +154,7 @@ def _is_unwritten(value: Any, writer: ValueWriter) -> bool:
 
 
 def _is_passed_over(kind: type) -> bool:
-    return issubclass(kind, (*CODE, ModuleType)) or kind.__module__.partition(".")[0] == PACKAGE
+    return issubclass(kind, (*CODE, ModuleType)) or is_of_package(kind.__module__)
 
 
 def _digest(found: list[Any]) -> str:

@@ -84,6 +84,11 @@ def test_its_values_come_back(where, rehearsed):
     assert run(taken, steps=rehearsed, where=where, **references) == expected
 
 
+def test_a_package_whose_name_begins_as_ours_is_a_library(monkeypatch):
+    monkeypatch.setattr(OfLibrary, "__module__", "deadpool_runs.meters")
+    assert run(Taken(), steps=3, where=as_variable) == (3, [6.0, 6.0], [1, 2, 3])
+
+
 @pytest.mark.parametrize(
     "part",
     [queue.Queue(), iter("abc"), [queue.Queue()], threading.Condition(), {1: Averager()}, deque([Averager()])],

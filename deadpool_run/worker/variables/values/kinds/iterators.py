@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from types import GeneratorType
 from typing import Any
 
-from deadpool_run.ids import PACKAGE
+from deadpool_run.ids import is_of_package
 from deadpool_run.worker.compat.modules import items_yielded
 from deadpool_run.worker.process.frames import is_own_generator, local_variables
 from deadpool_run.worker.variables.values.kinds.library_values import is_immutable
@@ -110,7 +110,7 @@ def _is_step_loop(value: Any, depth: int = 0) -> bool:
     """Return whether a value is the library's loop over the steps, or an iterator over it."""
     if isinstance(value, GeneratorType):
         return is_own_generator(value) or _runs_here(value)
-    if type(value).__module__.startswith(f"{PACKAGE}."):
+    if is_of_package(type(value).__module__):
         return True
     parts = _reduced(value) if depth < _DEEPEST and isinstance(value, Iterator) else None
     return parts is not None and any(_is_step_loop(each, depth + 1) for each in parts[1])

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from deadpool_run.ids import PACKAGE
+from deadpool_run.ids import is_of_package
 from deadpool_run.worker.codec import attributes_of, table_of
 from deadpool_run.worker.state import generators
 from deadpool_run.worker.variables.values.kinds.library_values import C_DATA
@@ -83,7 +83,7 @@ def is_plain(kind: type) -> bool:
 
 
 def _is_of_machinery(kind: type) -> bool:
-    return kind.__module__.startswith((PACKAGE, *_MACHINERY))
+    return is_of_package(kind.__module__) or kind.__module__.startswith(_MACHINERY)
 
 
 def is_plain_of_library(kind: type) -> bool:
