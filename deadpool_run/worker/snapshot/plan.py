@@ -87,23 +87,32 @@ class BufferCopies:
         self._owners: list[tuple[torch.nn.Module, str]] = []
         self._groups: list[list[int]] = []
         self._ids: list[int] = []
+        self._forms: list[tuple[Any, ...]] = []
+        self._layouts: list[tuple[Any, ...]] = []
         self._sharded = False
 
     def take(self, protected: Protected) -> None:
         """Copy every buffer."""
         values = protected.buffer_values()
-        if list(map(id, values)) != self._ids:  # no id is used again while `tracked` keeps its tensor
+        ids, forms = list(map(id, values)), list(map(_form, values))
+        if ids != self._ids or forms != self._forms:  # no id is used again while `tracked` keeps its tensor
             self._read_layout(protected)
-            self._ids = list(map(id, values))
+            self._ids, self._forms = ids, forms
             self._sharded = any(isinstance(value, DTensor) for value in values)
         own = [local(value) for value in values] if self._sharded else values
         for group in self._groups:
             copy_each([self.copies[i] for i in group], [own[i] for i in group])
 
     def put_back(self) -> None:
-        """Put the buffers of the last copy back in their places: a step may have put others there, which are in use elsewhere."""
-        for (module, key), tracked in zip(self._owners, self.tracked, strict=True):
+        """Put the buffers of the last copy back in their places, in their shapes.
+
+        A step may have put others there, which are in use elsewhere, or changed a shape in place.
+        """
+        for (module, key), tracked, copy in zip(self._owners, self.tracked, self.copies, strict=True):
             buffers_of(module)[key] = tracked.tensor
+            own = local(tracked.tensor)
+            if _form(own) != _form(copy):
+                own.data = torch.empty_like(copy)
 
     def put(self) -> None:
         """Set every buffer to its copied value."""
@@ -113,8 +122,9 @@ class BufferCopies:
     def _read_layout(self, protected: Protected) -> None:
         buffers = list(protected.buffers())
         tracked = [buffer for buffer, _, _ in buffers]
-        if list(map(_layout, tracked)) != list(map(_layout, self.tracked)):
-            self.layout_version += 1
+        layouts = list(map(_layout, tracked))
+        if layouts != self._layouts:
+            self.layout_version, self._layouts = self.layout_version + 1, layouts
             self.copies = [torch.empty_like(local(buffer.tensor).detach()) for buffer in tracked]
             groups: dict[tuple[torch.device, torch.dtype], list[int]] = {}
             for index, copy in enumerate(self.copies):
@@ -122,6 +132,11 @@ class BufferCopies:
             self._groups = list(groups.values())
         self.tracked = tracked
         self._owners = [(module, key) for _, module, key in buffers]
+
+
+def _form(tensor: Tensor) -> tuple[Any, ...]:
+    """Return what a step can change of a buffer in place, other than its values. Cheap."""
+    return tensor.shape, tensor.dtype
 
 
 def _layout(tracked: Tracked) -> tuple[Any, ...]:

@@ -225,3 +225,34 @@ def sharded(gift):
 
 def test_a_shard_that_fsdp_does_not_manage_is_followed(slots):
     assert in_child(sharded, slots.gift()) == [True] * 4
+
+
+def resized(buffer, value):
+    buffer.resize_(2, 3).fill_(value)
+
+
+def of_another_dtype(buffer, value):
+    buffer.data = torch.full((1,), value, dtype=torch.float64)
+
+
+@PUTS
+@pytest.mark.parametrize("change", [resized, of_another_dtype])
+def test_a_buffer_whose_shape_changes_in_place(slots, put, change):
+    """Observers of a quantization begin empty, and take the shape of what they see."""
+    net = filled(1)
+    net.register_buffer("seen", torch.full((4,), 1.0))
+    snapshots = slots.own(protect={"net": net})
+    buffer = net.seen
+    snapshots.capture_now(3)
+    change(buffer, 2.0)
+    put(snapshots, 3)
+    assert net.seen is buffer
+    assert torch.equal(buffer, torch.full((4,), 1.0))
+    change(buffer, 2.0)
+    expected = buffer.clone()
+    snapshots.capture_now(4)
+    change(buffer, 3.0)
+    put(snapshots, 4)
+    assert net.seen is buffer
+    assert torch.equal(buffer, expected)
+    assert buffer.dtype == expected.dtype
