@@ -74,6 +74,17 @@ def forget_coalescing(group: ProcessGroup) -> None:
     distributed_c10d._world.pg_coalesce_state.pop(group, None)  # noqa: SLF001
 
 
+def group_count() -> int:
+    """Return the number from which torch makes the name of the next group."""
+    return int(distributed_c10d._world.group_count)  # noqa: SLF001
+
+
+def set_group_count(count: int) -> None:
+    """Have the next group take its name from this number, or from the first later one that is free."""
+    names = map(str, distributed_c10d._world.pg_names.values())  # noqa: SLF001
+    distributed_c10d._world.group_count = max(count, *(int(name) + 1 for name in names if name.isdecimal()), 0)  # noqa: SLF001
+
+
 def asynchronous(barrier: Any) -> Any:
     """Return the options of a barrier for which the caller waits itself."""
     options = type(barrier)()

@@ -26,6 +26,13 @@ class GroupSpec:
     """Whether the group may get tensors of the device: not if the script asked for Gloo alone."""
     options: Any = None
     """The library's options as the script passed them."""
+    earlier: int = 0
+    """How many groups of this name the script has made in this epoch, and destroyed."""
+
+    @property
+    def key(self) -> str:
+        """What its members' keys in the store begin with, below the prefix of the epoch."""
+        return f"{self.group}#{self.earlier}" if self.earlier else self.group
 
 
 class Mark(Protocol):

@@ -22,6 +22,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, ProcessGroup, Store
@@ -33,6 +34,7 @@ from deadpool_run.structs import Untagged
 from deadpool_run.text import shortened
 from deadpool_run.wire import typed
 from deadpool_run.worker.compat import c10d
+from deadpool_run.worker.compat.group_api import HOST_ONLY
 from deadpool_run.worker.device.backend import DeviceBackend, GroupSpec
 from deadpool_run.worker.device.channel import Channel, ChannelsEnd, quiesce
 from deadpool_run.worker.groups import gloo, reach
@@ -123,6 +125,20 @@ class Rendezvous:
     prefix: str
     rank: int
     size: int
+
+
+def spec_of(options: Any, library_options: Any, timeout: timedelta | None, *, earlier: int) -> GroupSpec:
+    """Return the group of torch's `_DistributedBackendOptions` and of those of the device's library. `timeout` replaces the script's."""
+    on_device = library_options is not HOST_ONLY
+    return GroupSpec(
+        options.group_id,
+        options.group_rank,
+        tuple(options.global_ranks_in_group) or tuple(range(options.group_size)),
+        timeout or options.timeout,
+        on_device=on_device,
+        options=library_options if on_device else None,
+        earlier=earlier,
+    )
 
 
 class ConnectAttempt:
@@ -257,7 +273,7 @@ class ConnectAttempt:
         if not any(channels):
             return {}
         (spec,) = self._specs
-        self._meets_at = f"{self._meets_at}/{spec.group}"
+        self._meets_at = f"{self._meets_at}/{spec.key}"
         return self._meet(store, channels, spec.rank, spec.ranks)
 
     def _meet(
@@ -311,7 +327,7 @@ class ConnectAttempt:
     def _connect(self, store: Store, spec: GroupSpec) -> EpochGroup:
         if spec.on_device and not self.host:
             return EpochGroup()
-        prefixed = PrefixStore(f"{self._rendezvous.prefix}/{spec.group}", store)
+        prefixed = PrefixStore(f"{self._rendezvous.prefix}/{spec.key}", store)
         size = len(spec.ranks)
         backend = self._gloo_device.connect(
             prefixed, spec.rank, size, connect_timeout=self._left(), timeout=spec.timeout
@@ -364,7 +380,7 @@ class ConnectAttempt:
         return connected
 
     def _of_device(self, store: Store, spec: GroupSpec) -> Store:
-        return PrefixStore(f"{self._rendezvous.prefix}/{spec.group}/device", store)
+        return PrefixStore(f"{self._rendezvous.prefix}/{spec.key}/device", store)
 
     def _left(self) -> timedelta:
         return timedelta(seconds=max(self._deadline - time.monotonic(), 0.001))

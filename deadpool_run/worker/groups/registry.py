@@ -6,6 +6,7 @@ results are fake, nothing blocks, nothing raises) -> ATTACHED in the next epoch.
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -17,7 +18,6 @@ from torch.distributed.distributed_c10d import ProcessGroup, Store
 
 from deadpool_run.errors import AttachError
 from deadpool_run.vault.status_page import RankEntry
-from deadpool_run.worker.compat.group_api import HOST_ONLY
 from deadpool_run.worker.device.backend import DeviceBackend, GroupSpec
 from deadpool_run.worker.device.channel import Channel, ChannelsEnd, quiesce, release, shut_down
 from deadpool_run.worker.device.choose import device_backend
@@ -66,6 +66,8 @@ class Registry(GroupOwner):
         self._connections: connect.GroupConnections | None = None
         self._prefix = ""
         self._worlds = 0
+        self._made: Counter[str] = Counter()
+        """The groups of this epoch, by name: a script may destroy one and make another one of the same name."""
         self._peers: tuple[gloo.Endpoint, ...] | None = None
         self._connecting: connect.ConnectAttempt | None = None
         self._host_mesh: HostMesh | None = None
@@ -221,7 +223,8 @@ class Registry(GroupOwner):
         if unended := self._free_retired(timeout.total_seconds(), _FREE_S):
             raise AttachError(f"communicators of the last epoch are not free: {unended}")
         rendezvous, timeout = self._open(store, prefix), timeout - timedelta(seconds=time.monotonic() - began)
-        with self._attempt(rendezvous, [group.spec for group in groups], timeout, host=self._host_used) as attempt:
+        specs = [replace(group.spec, earlier=0) for group in groups]  # a replacement has made only these
+        with self._attempt(rendezvous, specs, timeout, host=self._host_used) as attempt:
             if cancelled():
                 raise AttachError(_LOST_MEANWHILE)
             inners = attempt.run(None)
@@ -233,8 +236,9 @@ class Registry(GroupOwner):
                 for group, inner in zip(groups, inners, strict=True):
                     group.attach(inner, self.generation)
                 self._met(attempt)
-                for group, inner in zip(groups, inners, strict=True):
-                    self._add_host(group.spec, inner)
+                for spec, inner in zip(specs, inners, strict=True):
+                    self._add_host(spec, inner)
+                self._made = Counter(spec.group for spec in specs)
                 self._reset_counts()
                 self.state = GroupState.ATTACHED
                 self.step_failed = False
@@ -306,16 +310,8 @@ class Registry(GroupOwner):
     def create(self, options: Any, library_options: Any = None) -> Group:
         """Create a group; `options` are torch's `_DistributedBackendOptions`, the others those of the device's library."""
         world = not options.global_ranks_in_group
-        ranks = tuple(options.global_ranks_in_group) or tuple(range(options.group_size))
-        on_device = library_options is not HOST_ONLY
-        spec = GroupSpec(
-            options.group_id,
-            options.group_rank,
-            ranks,
-            self._timeout or options.timeout,
-            on_device=on_device,
-            options=library_options if on_device else None,
-        )
+        spec = connect.spec_of(options, library_options, self._timeout, earlier=self._made[options.group_id])
+        self._made[spec.group] += 1
         group = Group(self, spec)
         if world:
             assert self._connections is not None
@@ -368,6 +364,7 @@ class Registry(GroupOwner):
     def forget(self, group: Group) -> None:
         """Free a group that the script destroyed."""
         with self._lock:
+            self.late_groups = [each for each in self.late_groups if each != group.spec.group]
             if group in self.groups:
                 self.groups.remove(group)
             inner = group.detach()

@@ -67,7 +67,10 @@ def digest_all(tensors: Sequence[Tensor]) -> int:
 
 
 def sample(tensor: Tensor) -> int:
-    """Return the digest of `sampled(tensor)`."""
+    """Return the digest of `sampled(tensor)`; of a sparse tensor, such as the gradient of an embedding, of its indices and values."""
+    if tensor.layout is torch.sparse_coo:
+        own = tensor.detach().coalesce()
+        return _mixed(sample(own.indices()), sample(own.values())) >> 1
     return digest(sampled(tensor))
 
 

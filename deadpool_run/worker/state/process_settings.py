@@ -1,7 +1,8 @@
 """Settings of the whole process that change what a step computes: torch's, the decimal context and the working directory.
 
 A script may change them in its loop, for example the default dtype after a warm-up. Settings that have not changed since the
-loop began are neither kept nor set: machines may differ in them.
+loop began are neither kept nor set: machines may differ in them. The number from which torch makes the name of the next process group
+counts as a setting: a replacement has made fewer groups, and members find each other by the name.
 """
 
 import os
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 
 from deadpool_run.errors import RefusedError
+from deadpool_run.worker.compat import c10d
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +121,7 @@ _SETTINGS: dict[str, _Setting] = {
     "cudnn benchmark": _flag(_cudnn, "benchmark"),
     "cudnn deterministic": _flag(_cudnn, "deterministic"),
     "mkldnn": _flag(_mkldnn, "enabled"),
+    "names of groups": _Setting(c10d.group_count, c10d.set_group_count),
     "decimal": _Setting(_decimal, _set_decimal),
     "directory": _Setting(_directory, _set_directory),
 }

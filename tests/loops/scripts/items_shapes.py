@@ -254,3 +254,39 @@ def evaluated_beside(rank, _size):
             other(data(0, rank))
 
     return over(ddp(net()), rank, between=look)
+
+
+class Observed(nn.Module):
+    """An embedding with sparse gradients, and an observer as quantization has it: a buffer that is empty at first."""
+
+    def __init__(self):
+        super().__init__()
+        self.rows, self.body = nn.Embedding(50, WIDTH, sparse=True), net()
+        self.register_buffer("most", torch.empty(0))
+
+    def forward(self, x):
+        rows = self.rows((x.abs() * 20).long().clamp(max=49)).mean(1)
+        with torch.no_grad():
+            seen = rows.abs().amax(0)
+            self.most.data = torch.maximum(self.most, seen) if self.most.numel() else seen
+        return self.body(rows / (1 + self.most))
+
+
+@item("sparse gradients, a buffer that takes its shape in the first step, a process group for each step")
+def observed(rank, size):
+    model = ddp(seeded(Observed))
+    rows = torch.optim.SparseAdam(model.module.rows.parameters(), lr=0.01)
+    optimizer = adam(model.module.body)
+
+    def step(index):
+        group = dist.new_group(list(range(size)))
+        inputs = data(index, rank)
+        mean = inputs.mean(0)
+        dist.all_reduce(mean, group=group)
+        dist.destroy_process_group(group)
+        model(inputs - mean / size).pow(2).mean().backward()
+        for each in (rows, optimizer):
+            each.step()
+            each.zero_grad()
+
+    return Loop({"model": model, "rows": rows, "optimizer": optimizer}, step, blocks_of(model), optimizer)

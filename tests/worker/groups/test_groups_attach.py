@@ -76,6 +76,33 @@ def test_rebuilding_many_times_leaves_threads_and_descriptors_flat(make_world):
         assert median < 1.0
 
 
+def groups_of_one_name(member):
+    """Make a group and destroy it, three times in each of two epochs. Its name derives from its ranks, so it is always the same."""
+    member.start()
+    kept = dist.new_group([0, 1, 2])
+    names, sums = set(), []
+    for epoch in range(1, 3):
+        if epoch > 1:
+            member.registry.abort()
+            member.registry.attach(member.store, f"e{epoch}", TIMEOUT)
+        for _ in range(3):
+            member.registry.begin_step()
+            group = dist.new_group([0, 1, 2], use_local_synchronization=True)
+            names.add(group.group_name)
+            for each in (group, kept):
+                x = torch.ones(4)
+                dist.all_reduce(x, group=each)
+                sums.append(x[0].item())
+            dist.destroy_process_group(group)
+        member.meet(f"used{epoch}")
+    member.registry.shut_down()
+    return len(names), sums
+
+
+def test_a_group_may_have_the_name_of_one_that_was_destroyed(make_world):
+    assert make_world(3).run(groups_of_one_name) == [(1, [3.0] * 12)] * 3
+
+
 def wait_for_threads(count):
     """Until no more are left; a thread that was joined is seen a moment longer by the kernel."""
     deadline = time.monotonic() + 20
