@@ -31,7 +31,7 @@ class GroupSpec:
 
     @property
     def key(self) -> str:
-        """What its members' keys in the store begin with, below the prefix of the epoch."""
+        """Beginning of its members' keys in the store, below the prefix of the epoch."""
         return f"{self.group}#{self.earlier}" if self.earlier else self.group
 
 

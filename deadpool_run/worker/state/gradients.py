@@ -101,10 +101,16 @@ class BucketViews:
         return view is not None and gradient is not None and view.data_ptr() == gradient.data_ptr()
 
     def take(self, parameters: Iterable[Tensor], ddps: Collection[DistributedDataParallel]) -> list[Kept]:
-        """Return each parameter that has a gradient, with a copy of that."""
+        """Return each parameter that has a gradient, with a copy of that. Raises `ScriptError` for sparse ones."""
         found = [parameter for parameter in parameters if parameter.grad is not None]
         if any(ddp.gradient_as_bucket_view for ddp in ddps):
             self._note(found)
+        for parameter in found:
+            if parameter.grad is not None and parameter.grad.layout is not torch.strided:
+                raise ScriptError(
+                    f"a step ended with a sparse gradient of shape {list(parameter.shape)} that no optimizer had used, and no snapshot "
+                    "holds those.\nUpdate in the step that computes it, or have dense gradients (sparse=False)."
+                )
         return [
             Kept(parameter, parameter.grad.detach().clone(), self.holds(parameter))
             for parameter in found

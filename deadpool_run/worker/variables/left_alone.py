@@ -8,6 +8,7 @@ the user learns which of them it changes.
 import functools
 import gc
 import hashlib
+import io
 import sys
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
@@ -42,14 +43,28 @@ _OTHER = (*CODE, ModuleType, nn.Module, Optimizer)
 _WELL_KNOWN = frozenset({*sys.stdlib_module_names, "torch", "numpy", PACKAGE}) - {"queue"}
 """Packages whose objects are looked after elsewhere, or refused when a step depends on them: iterators, loaders, locks."""
 
-MADE_IN_LOOP = "made in the loop"
-"""The progress of what another process cannot have."""
+_MADE_IN_LOOP = "made in the loop"
 
 
-def has_parts(value: Any, own: Collection[str]) -> bool:
-    """Return whether a value is a container, or an object of the script's, by the names `own` of its modules."""
+def progress_of_made(value: Any, own: Collection[str] = ()) -> str:
+    """Return the progress of a value that the loop has made: the one of an object of a library, another process may have too.
+
+    Empty for a file that is closed. `own` are the names of the script's modules.
+    """
     kind = type(value)  # a proxy would run code if asked for more
-    return issubclass(kind, (*_CONTAINERS, tuple, deque)) or kind.__module__ in own
+    if issubclass(kind, (*_CONTAINERS, tuple, deque)) or kind.__module__ in own:
+        return _MADE_IN_LOOP
+    return (
+        ""
+        if issubclass(kind, io.IOBase) and value.closed
+        else f"{_MADE_IN_LOOP}: {kind.__module__}.{kind.__qualname__}"
+    )
+
+
+def progress_here(values: Iterable[tuple[str, Any]], names: Collection[str]) -> dict[str, str]:
+    """Return the progress of those of these objects of libraries that have one of the names, as if the loop had made them."""
+    found = {name: progress_of_made(value) for name, value in values if name in names} if names else {}
+    return {name: progress for name, progress in found.items() if progress != _MADE_IN_LOOP}
 
 
 def fingerprint_of(value: Any) -> str:

@@ -28,3 +28,13 @@ class Scope:
     def left_out(self) -> Mapping[str, Any]:
         """Return what `read` leaves out as long as it does not change."""
         return {} if self.table is None else self.table.code
+
+
+def of_table(
+    name: str,
+    table: AttributeTable,
+    write: Callable[[Mapping[str, Any]], Any],
+    remove: Callable[[str], object] | None = None,
+) -> Scope:
+    """Return the scope of the attributes of a module, a class or an object."""
+    return Scope(name, table, write, remove, table)

@@ -24,7 +24,7 @@ from deadpool_run.worker.process.frames import (
     set_closed_over,
     set_local_variables,
 )
-from deadpool_run.worker.process.script_files import own_modules
+from deadpool_run.worker.process.script_files import is_unlisted, own_modules
 from deadpool_run.worker.state.optimizers import is_optimizer_wrapper
 from deadpool_run.worker.state.script_hooks import module_of
 from deadpool_run.worker.variables.children import Children
@@ -44,7 +44,7 @@ from deadpool_run.worker.variables.modules import (
     small_attributes_of,
     submodules_of,
 )
-from deadpool_run.worker.variables.scope import Scope
+from deadpool_run.worker.variables.scope import Scope, of_table
 from deadpool_run.worker.variables.values.kinds.distributed_tensors import mesh_of
 from deadpool_run.worker.variables.values.kinds.functions import (
     Attributes,
@@ -170,7 +170,7 @@ class Scopes:
     def _add_variables(self, name: str, variables: dict[str, Any]) -> None:
         """Add the variables of a module, and what they contain."""
         self._search(name, variables.items())
-        self._add(_of_table(name, AttributeTable(variables), variables.update))
+        self._add(of_table(name, AttributeTable(variables), variables.update))
 
     def _search_inside(self, start: int) -> None:
         """Search the scopes from this number on. The list grows: a scope may contain further ones."""
@@ -201,6 +201,10 @@ class Scopes:
             self._look_at_container(name, kind, value)
         elif isinstance(value, nn.Module):
             self._add_module(name, value)
+        elif kind is ModuleType and is_unlisted(value):
+            self.objects.add(name, value)
+            self.modules |= {value.__name__}
+            self._add_variables(value.__name__, vars(value))
         else:
             self._look_at_own(name, kind, value)
 
@@ -268,7 +272,7 @@ class Scopes:
     def _add_class(self, name: str, kind: type) -> None:
         self._classes.note(kind, self.modules)
         self.objects.add(name, kind)
-        self._add(_of_table(name, AttributeTable(vars(kind)), partial(set_of_class, kind)))
+        self._add(of_table(name, AttributeTable(vars(kind)), partial(set_of_class, kind)))
         members: dict[str, Any] = dict(kind.__members__) if isinstance(kind, EnumType) else {}
         for key, member in members.items():
             self._add_attributes(f"{name}.{key}", member)
@@ -312,7 +316,7 @@ class Scopes:
 
     def _add_attributes(self, name: str, owner: Any, ignored: Collection[str] = ()) -> None:
         table = AttributeTable(vars(owner), ignored)
-        scope, values = _of_table(name, table, vars(owner).update, vars(owner).pop), table.all()
+        scope, values = of_table(name, table, vars(owner).update, vars(owner).pop), table.all()
         if all(map(self._is_fixed, values.values())):
             self._fixed.add(self._under_own_name(scope), vars(owner), values)
         else:
@@ -382,15 +386,6 @@ class Scopes:
         cells.pop("__class__", None)  # of a method that calls super()
         if cells:
             self._add(Scope(f"{name}, closure", partial(closed_over, cells), partial(set_closed_over, cells)))
-
-
-def _of_table(
-    name: str,
-    table: AttributeTable,
-    write: Callable[[Mapping[str, Any]], Any],
-    remove: Callable[[str], object] | None = None,
-) -> Scope:
-    return Scope(name, table, write, remove, table)
 
 
 def _of_context(variable: ContextVar[Any]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from deadpool_run.worker.variables.baseline import OPAQUE, UNKEPT, Baseline, Fir
 from deadpool_run.worker.variables.children import shown
 from deadpool_run.worker.variables.first_values import FirstValues, counts_of, facts_of, shown_variable
 from deadpool_run.worker.variables.late_modules import LateModules
-from deadpool_run.worker.variables.left_alone import MADE_IN_LOOP, digests_of_unwritten, has_parts
+from deadpool_run.worker.variables.left_alone import digests_of_unwritten, progress_here, progress_of_made
 from deadpool_run.worker.variables.references import References
 from deadpool_run.worker.variables.scope import Scope
 from deadpool_run.worker.variables.scopes import Scopes
@@ -180,7 +180,7 @@ class Variables:
         left_alone = changed.pop(_LEFT_ALONE, {}).items()
         self.first.restored(changed)
         if not self.trying:
-            here = self._advanced()
+            here = progress_here(self._shown(), dict(left_alone)) | self._advanced()
             self.left_alone = [name for name, progress in left_alone if here.get(name) != progress]
         else:
             self._baseline.forget_results(self._scopes.of_names(self._baseline.with_left_alone()))
@@ -235,11 +235,11 @@ class Variables:
 
     def left_out(self) -> dict[str, str]:
         """Return digests of the objects and iterators in variables that snapshots do not keep, by name and class. Slow."""
-        if self._scopes is None:
-            return {}
-        pairs = ((scope.name, pair) for scope in self._scopes for pair in scope.read().items())
-        values = ((shown_variable(scope, name), value) for scope, (name, value) in pairs)
-        return digests_of_unwritten(values, self._writer, self.keeps)
+        return digests_of_unwritten(self._shown(), self._writer, self.keeps)
+
+    def _shown(self) -> Iterator[tuple[str, Any]]:
+        for scope in self._scopes or ():
+            yield from ((shown_variable(scope.name, name), value) for name, value in scope.read().items())
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the larger tensors in variables, by name, except those that require gradients."""
@@ -302,8 +302,8 @@ class Variables:
                 return [_LOST, str(error), self._number]
             if first is not None and first.node is OPAQUE and first.value is None:
                 return None
-            if has_parts(value, self.own_modules()):
-                self._around[shown_variable(*name)] = MADE_IN_LOOP
+            if progress := progress_of_made(value, self.own_modules()):
+                self._around[shown_variable(*name)] = progress
             return OPAQUE
         is_as_first = first is not None and not self._baseline.is_late(name[0]) and encoded(node) == first.encoded
         return None if is_as_first else node

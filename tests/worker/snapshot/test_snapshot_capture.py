@@ -7,7 +7,7 @@ import torch
 from snapshot_kit import Training, capture, digest, draws, raw
 from torch import nn
 
-from deadpool_run.errors import RefusedError, SnapshotError
+from deadpool_run.errors import RefusedError, ScriptError, SnapshotError
 from deadpool_run.vault.segments import mark_busy, read_header, read_manifest
 from deadpool_run.vault.status_page import BUSY, EMPTY
 from deadpool_run.worker.check.conformance import later
@@ -351,3 +351,14 @@ def test_a_wrapped_module_has_the_names_of_the_module(slots):
     snapshots.capture_now(0)
     assert "model/0.weight" in slots.tensors(0)
     assert digest(model.state_dict()) == digest(Wrapped(model)._orig_mod.state_dict())
+
+
+def test_a_sparse_gradient_is_refused_if_a_later_step_may_use_it(slots):
+    rows = nn.Embedding(50, 3, sparse=True)
+    optimizer = torch.optim.SGD(rows.parameters(), lr=0.1)
+    snapshots = slots.own(protect={"rows": rows, "optimizer": optimizer})
+    rows(torch.tensor([1, 1, 7])).sum().backward()
+    with pytest.raises(ScriptError, match=r"sparse gradient of shape \[50, 3\]"):
+        snapshots.capture_now(3)
+    optimizer.zero_grad()
+    assert snapshots.capture_now(3)

@@ -9,6 +9,7 @@ import torch
 
 from deadpool_run.errors import RefusedError
 from deadpool_run.worker.codec import copied
+from deadpool_run.worker.compat import c10d
 from deadpool_run.worker.state.process_settings import _SETTINGS, ProcessSettings
 
 CHANGES = {
@@ -25,6 +26,7 @@ CHANGES = {
     "cudnn benchmark": lambda: setattr(torch.backends.cudnn, "benchmark", not torch.backends.cudnn.benchmark),
     "cudnn deterministic": lambda: setattr(torch.backends.cudnn, "deterministic", True),
     "mkldnn": lambda: setattr(torch.backends.mkldnn, "enabled", not torch.backends.mkldnn.enabled),
+    "names of groups": lambda: c10d.set_group_count(c10d.group_count() + 3),
     "decimal": lambda: setattr(decimal.getcontext(), "prec", 7),
     "directory": lambda: os.chdir("/"),
 }
@@ -78,3 +80,13 @@ def test_a_directory_that_was_removed_is_no_error(settings, tmp_path):
     assert settings.take() == {"directory": None}
     settings.put(settings.take())
     os.chdir(here)
+
+
+def test_the_next_group_gets_no_name_that_is_in_use(monkeypatch):
+    """A step that is undone may have made one that it keeps."""
+    monkeypatch.setattr(c10d.distributed_c10d, "_group_count", 9)
+    monkeypatch.setattr(c10d.distributed_c10d, "_pg_names", {object(): "0", object(): "6", object(): "of a hash"})
+    c10d.set_group_count(4)
+    assert c10d.group_count() == 7
+    c10d.set_group_count(8)
+    assert c10d.group_count() == 8

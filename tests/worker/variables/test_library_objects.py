@@ -1,5 +1,6 @@
 """Objects of libraries' classes come back, if they are nothing but values and references; others are left alone."""
 
+import asyncio
 import functools
 import logging
 import os
@@ -10,6 +11,7 @@ import sys
 import threading
 import weakref
 from collections import deque
+from concurrent.futures import Future
 from itertools import pairwise
 from types import SimpleNamespace
 
@@ -228,6 +230,38 @@ def test_objects_inside_it_come_back(rehearsed):
         assert meters.counts() == (3,) * 6
         assert meters.inner is inside
         assert inside.outer is meters
+
+
+def closed(path):
+    with path.open("w") as file:
+        return file
+
+
+MADE_LATE = {
+    "a future": (lambda _: Future(), True),
+    "a task of the loop": (lambda _: asyncio.Future(loop=asyncio.new_event_loop()), True),
+    "a closed file": (closed, False),
+    "a number": (lambda _: 5, False),
+}
+
+
+@pytest.mark.parametrize("has_one", [False, True])
+@pytest.mark.parametrize(("make", "is_named"), MADE_LATE.values(), ids=MADE_LATE)
+def test_an_object_that_the_loop_has_made_is_named_unless_the_new_process_has_one_of_its_class(
+    make, is_named, has_one, tmp_path
+):
+    taken, found = Taken(), []
+    for is_replacement in (False, True):
+        variables, held = Variables(), None
+        variables.begin()
+        if has_one or not is_replacement:
+            held = make(tmp_path / "file")
+        taken.append(variables.take())
+        variables.put(taken[0])
+        found = variables.left_alone
+        if isinstance(held, asyncio.Future):
+            held.get_loop().close()
+    assert [name.rpartition(".")[2] for name in found] == (["held"] if is_named and not has_one else [])
 
 
 def test_an_object_of_one_slot_is_left_alone():

@@ -33,6 +33,7 @@ _MADE_BY: dict[str, Callable[..., Any]] = {
         itertools.zip_longest,
     )
 }
+_OF_CALLS = type(iter(int, 1))
 _DEEPEST = 8
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 
@@ -81,7 +82,9 @@ def progress_of(value: Iterator[Any]) -> Any:
     if yielded is not None:
         return yielded
     parts = _reduced(value)
-    return None if parts is None else tuple(map(_mark, parts[1:]))
+    if parts is None or type(value) is _OF_CALLS:  # what it calls has the position
+        return None
+    return tuple(map(_mark, parts[1:]))
 
 
 def _mark(value: Any, depth: int = 0) -> Any:

@@ -6,6 +6,7 @@ Numbers that processes share (`multiprocessing.Value`) are written in place: oth
 import ctypes
 import datetime as dt
 import enum
+import io
 import re
 import sys
 import time
@@ -62,13 +63,19 @@ _ARGUMENTS: dict[Any, Callable[[Any], Sequence[Any]]] = {
 _OF_TORCH = (torch.dtype, torch.layout, torch.memory_format)
 """Constants of torch, by name."""
 _CURRENT = "cuda, the one of the process"
+_FILES = {each.__name__: each for each in (io.BytesIO, io.StringIO)}
+"""Files in memory. Their state has the content, the position and attributes."""
+_MOST_IN_FILE = 16 << 20
+"""Characters. A larger one is left alone: a log, say."""
 C_DATA: Any = ctypes.Array.__base__
 """The class from which all of ctypes derive."""
 _SIMPLE: Any = ctypes.c_int.__base__
 _NUMBERS = frozenset("?bBhHiIlLqQfdgcu")
 """Type codes of ctypes without pointers and Python objects."""
 
-TAGS = frozenset({"enum", "bytearray", "array of", "constant of torch", "made", "c numbers", "error", "array type"})
+TAGS = frozenset(
+    {"enum", "bytearray", "array of", "constant of torch", "made", "c numbers", "error", "array type", "file"}
+)
 
 
 def is_immutable(value: Any) -> bool:
@@ -83,9 +90,20 @@ def is_plain_type(value: Any) -> bool:
 
 def is_kept(value: Any) -> bool:
     """Return whether a value is one of these classes and can change."""
+    if type(value) in _FILES.values():
+        return not value.closed and _end_of(value) <= _MOST_IN_FILE
     return (
         type(value) in (bytearray, array) or issubclass(type(value), BaseException) or c_numbers_of(value) is not None
     )
+
+
+def _end_of(file: io.BytesIO | io.StringIO) -> int:
+    """Return the length of a file in memory."""
+    here = file.tell()
+    try:
+        return file.seek(0, io.SEEK_END)
+    finally:
+        file.seek(here)
 
 
 def c_numbers_of(value: Any) -> memoryview | None:
@@ -138,6 +156,8 @@ def parts_of(value: Any) -> list[Any]:  # noqa: PLR0911 - one line for each kind
         ]
     if is_array_type(value):
         return ["array type", [value.str]]
+    if kind in _FILES.values():
+        return ["file", kind.__name__, value.__getstate__()]
     if (memory := c_numbers_of(value)) is not None:
         return ["c numbers", [bytes(memory)]]
     return ["bytearray", [bytes(value)]] if kind is bytearray else ["array of", [value.typecode, value.tobytes()]]
@@ -156,6 +176,10 @@ def of_parts(tag: str, names: Sequence[str], parts: Sequence[Any], into: Any, cl
             return class_of(*names)(parts[1]) if parts[0] is None else class_of(*names).__members__[parts[0]]
         case "constant of torch":
             return getattr(torch, parts[0])
+        case "file":
+            file: Any = into if type(into) is _FILES[names[0]] else _FILES[names[0]]()
+            file.__setstate__(tuple(parts))
+            return file
         case "array type":
             return sys.modules["numpy"].dtype(parts[0])
         case "error":
