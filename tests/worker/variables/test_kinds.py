@@ -1,6 +1,7 @@
 """Variables of more kinds come back: values in functions, containers of the script's own classes, iterators, library values."""
 
 import array
+import asyncio
 import builtins
 import collections
 import contextvars
@@ -934,3 +935,11 @@ def test_the_next_of_an_iterator_is_lost_as_the_iterator_itself():
     take, _ = advance(taken, steps=2)
     with pytest.raises(RefusedError, match="position"):
         take()
+
+
+def test_a_coroutine_cannot_await_a_lost_value():
+    async def step(lost):
+        return await lost
+
+    with pytest.raises(RefusedError, match="batch is carried from step to step"):
+        asyncio.run(step(LostValue("batch", "no reason", raise_refused)))

@@ -76,7 +76,7 @@ _APPENDING = frozenset({"append", "appendleft", "extend", "add", "update"})
 _USES = (
     "bool len length_hint iter next getitem setitem delitem contains call hash eq ne lt le gt ge setattr delattr "
     "add radd iadd sub rsub isub mul rmul imul matmul rmatmul imatmul truediv rtruediv itruediv floordiv rfloordiv mod rmod pow "
-    "rpow and rand iand or ror ior xor rxor neg pos abs invert int float complex index round array enter"
+    "rpow and rand iand or ror ior xor rxor neg pos abs invert int float complex index round array enter await aiter"
 )
 
 
