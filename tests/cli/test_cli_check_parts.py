@@ -201,4 +201,4 @@ def test_the_verdict_on_a_run(tmp_path, exit_code, fault, last, verdict):
     out = StringIO()
     report.show(Console(file=out, width=100))
     assert verdict.value in out.getvalue()
-    assert f"{int(report.exact)} of 1 exact" in out.getvalue()
+    assert f"{int(report.exact)} of 1 exact, over 8 steps and 1 rank\n" in out.getvalue()

@@ -12,7 +12,7 @@ from rich.text import Text
 from deadpool_run.cli.check.compare import RunStates, StateDifference, in_words, split
 from deadpool_run.cli.check.run import CheckRun
 from deadpool_run.errors import RefusedError, ReplicasDifferError
-from deadpool_run.text import printable, shortened
+from deadpool_run.text import counted, printable, shortened
 from deadpool_run.view.text import table
 from deadpool_run.wire.check import Fault
 
@@ -134,7 +134,7 @@ class Report:
         if not faults:
             wrong = [row for row in self.rows if row.verdict is not CheckVerdict.EXACT] or self.rows
             return f"no rank was killed: the run without a fault was {wrong[-1].verdict}" if wrong else ""
-        return f"{exact} of {len(faults)} exact, over {self.steps} steps and {self.ranks} ranks"
+        return f"{exact} of {len(faults)} exact, over {counted(self.steps, 'step')} and {counted(self.ranks, 'rank')}"
 
 
 def described(fault: Fault) -> str:
