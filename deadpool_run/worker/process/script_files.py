@@ -79,7 +79,7 @@ def own_source(name: str, file: str) -> Path | None:
 def is_unlisted(module: ModuleType) -> bool:
     """Return whether a module is the script's, and no import finds it: it was run from a file of settings, say, or made by hand."""
     name, file = module.__name__, getattr(module, "__file__", None)
-    if sys.modules.get(name) is module or not (own_source(name, file) if file else module.__spec__ is None):
+    if sys.modules.get(name) is module or not (own_source(name, str(file)) if file else module.__spec__ is None):
         return False
     return all(place != Path(file or "") for place in _places_of_module(name))
 

@@ -943,3 +943,19 @@ def test_a_coroutine_cannot_await_a_lost_value():
 
     with pytest.raises(RefusedError, match="batch is carried from step to step"):
         asyncio.run(step(LostValue("batch", "no reason", raise_refused)))
+
+
+@pytest.mark.parametrize("leave", [io.BytesIO.close, io.BytesIO.getbuffer])
+def test_a_file_in_memory_that_cannot_be_written_gives_way_to_another_or_to_a_refusal(leave):
+    variables, file = Variables(), io.BytesIO()
+    variables.begin()
+    file.write(b"one")
+    taken = variables.take()
+    file.write(b"two")
+    kept = leave(file)
+    variables.put(taken)
+    if kept is None:
+        assert (file.getvalue(), file.tell()) == (b"one", 3)
+    else:
+        with pytest.raises(RefusedError, match="carried from step to step"):
+            file.getvalue()

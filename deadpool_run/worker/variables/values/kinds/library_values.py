@@ -177,9 +177,7 @@ def of_parts(tag: str, names: Sequence[str], parts: Sequence[Any], into: Any, cl
         case "constant of torch":
             return getattr(torch, parts[0])
         case "file":
-            file: Any = into if type(into) is _FILES[names[0]] else _FILES[names[0]]()
-            file.__setstate__(tuple(parts))
-            return file
+            return _file(_FILES[names[0]], parts, into)
         case "array type":
             return sys.modules["numpy"].dtype(parts[0])
         case "error":
@@ -194,6 +192,16 @@ def of_parts(tag: str, names: Sequence[str], parts: Sequence[Any], into: Any, cl
             return into
     is_alike = type(into) is array and into.typecode == parts[0]
     return _filled(into if is_alike else array(parts[0]), array(*parts))
+
+
+def _file(kind: Any, state: Sequence[Any], into: Any) -> Any:
+    """Return a file in memory. Raises `OpaqueError` if a part of the script still has its memory."""
+    found: Any = into if type(into) is kind and not into.closed else kind()
+    try:
+        found.__setstate__(tuple(state))
+    except BufferError as error:
+        raise OpaqueError from error
+    return found
 
 
 def _may_be_made(kind: Any, base: Any) -> bool:
