@@ -3,7 +3,7 @@
 import dataclasses
 
 import pytest
-from draw import BREACHES, ITEMS, KINDS, PLACES, WRAPS, Job, Strike, draw
+from draw import BREACHES, CARRIERS, ITEMS, KINDS, PLACES, WRAPS, Job, Strike, draw
 from trial import judge_stop, run
 
 SMALL = Job(
@@ -73,6 +73,14 @@ def test_a_job_with_parts_of_most_kinds_is_exact(tmp_path):
     verdict = run(SMALL, tmp_path / "exact")
     assert (verdict.outcome, verdict.happened) == ("exact", 1), verdict.words
     assert not (tmp_path / "exact").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_every_carrier_is_exact(tmp_path):
+    loop = SMALL.loop | {"carries": list(CARRIERS), "carries_from": 2}
+    verdict = run(dataclasses.replace(SMALL, loop=loop), tmp_path / "exact")
+    assert (verdict.outcome, verdict.happened) == ("exact", 1), verdict.words
 
 
 @pytest.mark.timeout(300)

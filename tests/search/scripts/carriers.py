@@ -1,9 +1,16 @@
 """State that a script carries from step to step, each kind in another place. Its value has an effect only some steps later."""
 
 import collections
+import csv
+import dataclasses
+import importlib.util
+import io
+import itertools
 import threading
 import weakref
+from pathlib import Path
 
+import msgspec
 import numpy as np
 
 
@@ -47,6 +54,29 @@ class Environment:
 Meter.__module__ = Meters.__module__ = Environment.__module__ = "of.a.library"
 
 
+class Rates(msgspec.Struct):
+    """Settings that a loop changes."""
+
+    rate: float = 1.0
+    seen: list = msgspec.field(default_factory=list)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Point:
+    """A value that gives way to the next one."""
+
+    at: int = 0
+    before: "Point | None" = None
+
+
+def settings():
+    """Return a module of settings that is run from its file, so that no import finds it."""
+    spec = importlib.util.spec_from_file_location("of_this_run", Path(__file__).with_name("settings_of_a_run.py"))
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 class Carriers:
     """The carriers of one loop, by name."""
 
@@ -55,6 +85,10 @@ class Carriers:
         self.meters, self.history, self.best, self.mean = Meters(), [{"n": 0}], None, None
         self.identities = {}
         self.environment = Environment(self)
+        self.settings, self.rates, self.points = settings(), Rates(), [Point()]
+        self.table, self.raw = io.StringIO(), io.BytesIO(bytes(range(200)))
+        self.rows = csv.writer(self.table)
+        self.pairs = zip(itertools.cycle([3, 1, 4, 1, 5]), itertools.count(), strict=False)
 
     def value(self, index, parameters):
         """Return a number that depends on all earlier calls."""
@@ -85,3 +119,21 @@ class Carriers:
         for parameter in parameters:
             self.identities[id(parameter)] = self.identities.get(id(parameter), 0) + 1
         return max(self.identities.values())
+
+    def _settings(self, index, _parameters):
+        self.settings.rate *= 0.9
+        self.settings.part.seen.append(index)
+        return self.settings.rate + sum(self.settings.part.seen[-3:])
+
+    def _files(self, index, _parameters):
+        self.rows.writerow([index, self.table.tell()])
+        return len(self.table.getvalue()) + self.raw.read(3)[-1]
+
+    def _values(self, index, _parameters):
+        self.rates.rate *= 0.8
+        self.rates.seen.append(index)
+        self.points[0] = Point(index + self.points[0].at, Point(index))
+        return self.rates.rate + len(self.rates.seen) + self.points[0].at + self.points[0].before.at
+
+    def _positions(self, _index, _parameters):
+        return sum(next(self.pairs))
