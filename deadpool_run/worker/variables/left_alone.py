@@ -9,7 +9,9 @@ import functools
 import gc
 import hashlib
 import io
+import mmap
 import sys
+import zlib
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from types import GeneratorType, ModuleType
@@ -36,6 +38,8 @@ _DEEPEST = 8
 _PLAIN = frozenset({int, float, bool, str, bytes, type(None)})
 _CONTAINERS: tuple[Any, ...] = (list, dict, set)
 _CACHED = type(functools.cache(len))
+_MOST_BYTES = 1 << 16
+_HASHES = frozenset({"_hashlib", "_blake2", "_md5", "_sha1", "_sha2", "_sha256", "_sha512", "_sha3"})
 _LINK = "_lru_list_elem"
 _OF_CACHES = frozenset({_LINK, "object"})
 """Classes of the parts of a cache that are neither arguments nor results."""
@@ -70,19 +74,45 @@ def progress_here(values: Iterable[tuple[str, Any]], names: Collection[str]) -> 
 def fingerprint_of(value: Any) -> str:
     """Return a digest of the numbers and strings directly in an object, and of the sizes of its containers; empty for code and models.
 
-    Of a function with `functools.lru_cache`, it shows how many results were computed.
+    Of a function with `functools.lru_cache`, it shows how many results were computed. Of most objects of Python's own libraries that
+    are written in C, nothing can be seen: empty, except for `_SIGNS`.
     """
     value = _function_of(value)
     kind = type(value)  # a proxy would run code if asked for more
     if kind is _CACHED:
         return str(value.cache_info().misses)
     if issubclass(kind, _OTHER) or kind.__module__.partition(".")[0] in _WELL_KNOWN:
-        return ""
+        return next((_sign(sign, value) for is_of, sign in _SIGNS if is_of(kind)), "")
     found = {name: _shape(each) for name, each in list(table_of(value).items())[:_MOST_PARTS]}
     if issubclass(kind, dict):
         found |= {f"[{key!r}]": _shape(each) for key, each in list(dict.items(value))[:_MOST_PARTS] if type(key) is str}
     found["len"] = _shape(value)
     return _digest(sorted(found.items()))
+
+
+def _sign(sign: Callable[[Any], Any], value: Any) -> str:
+    try:
+        return str(sign(value))
+    except Exception:  # noqa: BLE001 - it is closed, or of another thread
+        return ""
+
+
+def _position(file: Any) -> Any:
+    """Return the position of a file that is read and written. One that is only written is a log; one that is only read is an iterator."""
+    return file.tell() if file.readable() and file.writable() else ""
+
+
+def _content(memory: Any) -> Any:
+    return zlib.crc32(memory) if len(memoryview(memory).cast("B")) <= _MOST_BYTES else ""
+
+
+_SIGNS: tuple[tuple[Callable[[type], bool], Callable[[Any], Any]], ...] = (
+    (lambda kind: kind.__module__ in _HASHES, lambda value: value.hexdigest()),
+    (lambda kind: kind.__module__ == "sqlite3", lambda value: value.total_changes),
+    (lambda kind: issubclass(kind, io.IOBase), _position),
+    (lambda kind: kind in (memoryview, mmap.mmap), _content),
+)
+"""Classes, and what changes with the state of their objects."""
 
 
 def forget_data(value: Any) -> None:

@@ -2,11 +2,14 @@
 
 import asyncio
 import functools
+import hashlib
 import logging
+import mmap
 import os
 import queue
 import random
 import re
+import sqlite3
 import sys
 import threading
 import weakref
@@ -230,6 +233,56 @@ def test_objects_inside_it_come_back(rehearsed):
         assert meters.counts() == (3,) * 6
         assert meters.inner is inside
         assert inside.outer is meters
+
+
+def hashed(_path):
+    found = hashlib.sha256()
+    return found, lambda: found.update(b"x")
+
+
+def in_a_database(_path):
+    found = sqlite3.connect(":memory:")
+    found.execute("create table seen(number)")
+    return found, lambda: found.execute("insert into seen values (1)")
+
+
+def in_a_file(path):
+    found = path.open("w+b")
+    return found, lambda: found.write(b"x")
+
+
+def in_memory(_path):
+    found = memoryview(bytearray(8))
+
+    def count():
+        found[0] += 1
+
+    return found, count
+
+
+def in_a_mapping(_path):
+    found = mmap.mmap(-1, 4096)
+
+    def count():
+        found[0] += 1
+
+    return found, count
+
+
+@pytest.mark.parametrize("make", [hashed, in_a_database, in_a_file, in_memory, in_a_mapping])
+def test_an_object_in_c_that_has_changed_is_named(make, tmp_path):
+    taken, named = Taken(), []
+    for steps in (3, 0):
+        variables, (carried, change) = Variables(), make(tmp_path / f"file {steps}")
+        variables.begin()
+        for _ in range(steps):
+            change()
+        taken.append(variables.take())
+        variables.put(taken[0])
+        named.append([name.rpartition(".")[2] for name in variables.left_alone])
+        getattr(carried, "close", bool)()
+    assert named[0] == []
+    assert "carried" in named[1]
 
 
 def closed(path):
