@@ -2,7 +2,7 @@
 #
 #   make demo                     train a small GPT, kill a rank, compare the weights bit by bit
 #   make test                     lint, types, import contracts and the tests that fit into a quarter of an hour
-#   make test-thorough            the others that CI runs, too: half an hour
+#   make test-thorough            the others that CI runs, too: 20 minutes
 #   make PYTHON=python3.12 test   with another interpreter (3.11 or later)
 #   make TORCH_INDEX=https://download.pytorch.org/whl/cpu demo
 #                                 with torch's small CPU build; by default pip fetches the CUDA build on Linux
