@@ -6,12 +6,13 @@ import os
 import random
 import signal
 import threading
+from collections import Counter
 
 import pytest
 from kit.cluster import Cluster
 from kit.processes import marked, thread_names
 
-STEPS = 40
+RANKS, STEPS = 4, 40
 STRUCK_BEFORE = 30
 """No strike from this step on: who dies behind the loop is another matter."""
 WAYS = (*[signal.SIGKILL] * 4, signal.SIGSEGV, signal.SIGTERM, signal.SIGSTOP, signal.SIGSTOP)
@@ -27,8 +28,11 @@ class Monkey:
         self.spares_helpers = False
 
     def version(self) -> int:
-        """The newest state that any rank has told."""
-        return max((event["version"] for event in self.job.account.of("state")), default=0)
+        """The newest state that every rank has told: only a step of all ranks ends a repair."""
+        told = Counter[int]()
+        for event in self.job.account.of("state"):
+            told[event["rank"]] = max(told[event["rank"]], event["version"])
+        return min(told.values()) if len(told) == RANKS else 0
 
     def workers(self) -> list[int]:
         """Every worker that lives, spares as well."""
@@ -84,7 +88,7 @@ def test_nothing_makes_it_train_wrongly(cluster, reference, layout, spares, seed
     expected = reference(layout, STEPS)
     count, mode = spares.split()
     words = ("--layout", layout, "--steps", str(STEPS), "--least-ms", "50")
-    job = cluster(*words, spares=int(count), options=("--spare-mode", mode))
+    job = cluster(*words, nproc=RANKS, spares=int(count), options=("--spare-mode", mode))
     job.wait_event("state", version=3)
     monkey = Monkey(job, seed)
     strikes = monkey.rage()
