@@ -12,7 +12,7 @@ import pytest
 from kit.cluster import Cluster
 from kit.processes import marked, thread_names
 
-RANKS, STEPS = 4, 40
+STEPS = 40
 STRUCK_BEFORE = 30
 """No strike from this step on: who dies behind the loop is another matter."""
 WAYS = (*[signal.SIGKILL] * 4, signal.SIGSEGV, signal.SIGTERM, signal.SIGSTOP, signal.SIGSTOP)
@@ -32,7 +32,7 @@ class Monkey:
         told = Counter[int]()
         for event in self.job.account.of("state"):
             told[event["rank"]] = max(told[event["rank"]], event["version"])
-        return min(told.values()) if len(told) == RANKS else 0
+        return min(told.values()) if len(told) == self.job.world_size else 0
 
     def workers(self) -> list[int]:
         """Every worker that lives, spares as well."""
@@ -88,7 +88,7 @@ def test_nothing_makes_it_train_wrongly(cluster, reference, layout, spares, seed
     expected = reference(layout, STEPS)
     count, mode = spares.split()
     words = ("--layout", layout, "--steps", str(STEPS), "--least-ms", "50")
-    job = cluster(*words, nproc=RANKS, spares=int(count), options=("--spare-mode", mode))
+    job = cluster(*words, spares=int(count), options=("--spare-mode", mode))
     job.wait_event("state", version=3)
     monkey = Monkey(job, seed)
     strikes = monkey.rage()

@@ -111,7 +111,10 @@ def look(kind):  # noqa: PLR0912 - one case for each kind
         case "solve":
             matrix = torch.eye(2) if dist.get_rank() == 0 else torch.zeros(2, 2)
             dist.broadcast(matrix, 0)
-            torch.linalg.inv(matrix)
+            if (
+                dist.get_rank() == 3
+            ):  # gets it through rank 1, so it never does; others may be aborted before they have it
+                torch.linalg.inv(matrix)
         case "converge":
             while count() != world:
                 pass
