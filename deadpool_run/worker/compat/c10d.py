@@ -82,7 +82,7 @@ def group_count() -> int:
 def set_group_count(count: int) -> None:
     """Have the next group take its name from this number, or from the first later one that is free."""
     names = map(str, distributed_c10d._world.pg_names.values())  # noqa: SLF001
-    distributed_c10d._world.group_count = max(count, *(int(name) + 1 for name in names if name.isdecimal()), 0)  # noqa: SLF001
+    distributed_c10d._world.group_count = max([count, *(int(name) + 1 for name in names if name.isdecimal())])  # noqa: SLF001
 
 
 def asynchronous(barrier: Any) -> Any:

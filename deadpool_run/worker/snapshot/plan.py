@@ -86,18 +86,17 @@ class BufferCopies:
         self.copies: list[Tensor] = []
         self._owners: list[tuple[torch.nn.Module, str]] = []
         self._groups: list[list[int]] = []
-        self._ids: list[int] = []
-        self._forms: list[tuple[Any, ...]] = []
+        self._seen: list[tuple[Any, ...]] = []
         self._layouts: list[tuple[Any, ...]] = []
         self._sharded = False
 
     def take(self, protected: Protected) -> None:
         """Copy every buffer."""
         values = protected.buffer_values()
-        ids, forms = list(map(id, values)), list(map(_form, values))
-        if ids != self._ids or forms != self._forms:  # no id is used again while `tracked` keeps its tensor
+        seen = [(id(value), *_form(value)) for value in values]
+        if seen != self._seen:  # no id is used again while `tracked` keeps its tensor
             self._read_layout(protected)
-            self._ids, self._forms = ids, forms
+            self._seen = seen
             self._sharded = any(isinstance(value, DTensor) for value in values)
         own = [local(value) for value in values] if self._sharded else values
         for group in self._groups:

@@ -58,11 +58,9 @@ def progress_of_made(value: Any, own: Collection[str] = ()) -> str:
     kind = type(value)  # a proxy would run code if asked for more
     if issubclass(kind, (*_CONTAINERS, tuple, deque)) or kind.__module__ in own:
         return _MADE_IN_LOOP
-    return (
-        ""
-        if issubclass(kind, io.IOBase) and value.closed
-        else f"{_MADE_IN_LOOP}: {kind.__module__}.{kind.__qualname__}"
-    )
+    if issubclass(kind, io.IOBase) and value.closed:
+        return ""
+    return f"{_MADE_IN_LOOP}: {kind.__module__}.{kind.__qualname__}"
 
 
 def progress_here(values: Iterable[tuple[str, Any]], names: Collection[str]) -> dict[str, str]:
@@ -103,7 +101,7 @@ def _position(file: Any) -> Any:
 
 
 def _content(memory: Any) -> Any:
-    return zlib.crc32(memory) if len(memoryview(memory).cast("B")) <= _MOST_BYTES else ""
+    return zlib.crc32(memory) if memoryview(memory).nbytes <= _MOST_BYTES else ""
 
 
 _SIGNS: tuple[tuple[Callable[[type], bool], Callable[[Any], Any]], ...] = (

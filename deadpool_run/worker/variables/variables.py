@@ -177,11 +177,11 @@ class Variables:
             self.refuse(
                 f"a module that the script imported after its first step cannot be imported here: {why}.\nImport it before the loop."
             )
-        left_alone = changed.pop(_LEFT_ALONE, {}).items()
+        left_alone = changed.pop(_LEFT_ALONE, {})
         self.first.restored(changed)
         if not self.trying:
-            here = progress_here(self._shown(), dict(left_alone)) | self._advanced()
-            self.left_alone = [name for name, progress in left_alone if here.get(name) != progress]
+            here = progress_here(self._shown(), left_alone) | self._advanced()
+            self.left_alone = [name for name, progress in left_alone.items() if here.get(name) != progress]
         else:
             self._baseline.forget_results(self._scopes.of_names(self._baseline.with_left_alone()))
         self._scopes.children.put(changed.pop(_REPLACED, {}), self.refuse)

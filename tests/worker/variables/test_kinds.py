@@ -534,11 +534,12 @@ def files_in_memory():
 
 def unlisted_modules():
     """Settings in a file that is run, as some frameworks have them, and a module without a file."""
-    file = pathlib.Path(tempfile.mkdtemp()) / "settings_of_a_run.py"
-    file.write_text("rate = 1\nclass Part:\n    count = 0\npart = Part()\n")
-    spec = importlib.util.spec_from_file_location("settings_of_a_run", file)
-    settings, scratch = importlib.util.module_from_spec(spec), types.ModuleType("scratch")
-    spec.loader.exec_module(settings)
+    with tempfile.TemporaryDirectory() as folder:
+        file = pathlib.Path(folder) / "settings_of_a_run.py"
+        file.write_text("rate = 1\nclass Part:\n    count = 0\npart = Part()\n")
+        spec = importlib.util.spec_from_file_location("settings_of_a_run", file)
+        settings, scratch = importlib.util.module_from_spec(spec), types.ModuleType("scratch")
+        spec.loader.exec_module(settings)
     scratch.seen = []
 
     def bump():

@@ -280,7 +280,8 @@ def test_an_object_in_c_that_has_changed_is_named(make, tmp_path):
         taken.append(variables.take())
         variables.put(taken[0])
         named.append([name.rpartition(".")[2] for name in variables.left_alone])
-        getattr(carried, "close", bool)()
+        if hasattr(carried, "close"):
+            carried.close()
     assert named[0] == []
     assert "carried" in named[1]
 
