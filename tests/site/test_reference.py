@@ -97,3 +97,9 @@ def test_the_changelog_has_the_formats():
         "durable checkpoint": str(checkpoint_format.FORMAT),
         "messages between agents": str(auth.VERSION),
     }
+
+
+def test_the_readme_has_the_number_of_loops():
+    loops = re.findall(r"^\| .* \|(?: exact \|){7}$", page("compatibility.md"), re.MULTILINE)
+    readme = (DOCS.parent / "README.md").read_text(encoding="utf-8")
+    assert re.findall(r"\[(\d+) kinds of training loops\]", readme) == [str(len(loops))]
