@@ -182,3 +182,108 @@ def test_a_container_of_the_loop_may_have_an_optimizers_state_of_set_up():
     taken = Box()
     loop(taken, steps=1)
     assert loop(taken, steps=0) == (3, True)
+
+
+def part_of_an_array():
+    array = np.arange(12.0).reshape(4, 3)
+    return array, torch.from_numpy(array[:2])
+
+
+def inner_part_of_an_array():
+    array = np.arange(12.0).reshape(4, 3)
+    return array, torch.from_numpy(array[:2, :2])
+
+
+def views_that_overlap():
+    whole = torch.zeros(6)
+    return whole[:4], whole[2:]
+
+
+def backwards():
+    whole = np.zeros(6)
+    return whole[::-1], whole[2:]
+
+
+SET_UP = {
+    "unpacked": lambda: torch.zeros(2, 3),
+    "split": lambda: torch.ones(6).split(3),
+    "columns": lambda: torch.zeros(3, 2).unbind(1),
+    "views that overlap": views_that_overlap,
+    "unpacked array": lambda: np.zeros((2, 3)),
+    "columns of an array": lambda: np.zeros((3, 2)).T,
+    "backwards": backwards,
+    "part of an array": part_of_an_array,
+    "inner part of an array": inner_part_of_an_array,
+    "whole after part": lambda: part_of_an_array()[::-1],
+}
+
+
+@pytest.mark.parametrize("make", SET_UP.values(), ids=SET_UP)
+def test_parts_of_one_memory_that_set_up_has_made_come_back(make):
+    def loop(taken, *, steps):
+        one, other = make()
+        variables = Variables()
+        variables.begin()
+        for _ in range(steps):
+            one += 1
+            other *= 2
+            other += 3
+        taken.append(variables.take())
+        one -= 5
+        other -= 7
+        variables.put(taken[0])
+        before = [each.tolist() for each in (one, other)]
+        one += 1
+        return *before, other.tolist()
+
+    def expected(*, steps):
+        one, other = make()
+        for _ in range(steps):
+            one += 1
+            other *= 2
+            other += 3
+        before = [each.tolist() for each in (one, other)]
+        one += 1
+        return *before, other.tolist()
+
+    for steps in (0, 2):
+        taken = Box()
+        assert loop(taken, steps=steps) == expected(steps=steps)
+        assert loop(taken, steps=0) == expected(steps=steps), "in another process"
+
+
+@pytest.mark.parametrize("make", SET_UP.values(), ids=SET_UP)
+def test_a_new_view_of_a_part_that_set_up_has_made_shares_its_memory_or_is_refused(make):
+    def loop(taken, *, steps):
+        (one, other), view = make(), None
+        variables = Variables()
+        variables.begin()
+        if steps:
+            view = other[1:]
+        taken.append(variables.take())
+        variables.put(taken[0])
+        if type(view) is LostValue:
+            return None
+        view += 1
+        return one.tolist(), other.tolist()
+
+    taken = Box()
+    first = loop(taken, steps=1)
+    assert first is not None
+    assert loop(taken, steps=0) == first
+
+
+def test_a_new_view_of_several_parts_is_refused():
+    def loop(taken, *, steps):
+        one, _other = torch.zeros(2, 3)
+        variables, view = Variables(), None
+        variables.begin()
+        if steps:
+            view = one._base.view(6)[2:4]
+        taken.append(variables.take())
+        variables.put(taken[0])
+        return view
+
+    taken = Box()
+    assert type(loop(taken, steps=1)) is LostValue
+    assert type(loop(taken, steps=0)) is LostValue

@@ -2,9 +2,12 @@
 
 import sys
 import weakref
-from collections.abc import Iterable
+from bisect import bisect_right, insort
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from functools import partial
+from operator import itemgetter
 from types import FunctionType, MethodType
 from typing import Any
 
@@ -15,8 +18,10 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from deadpool_run.worker.variables.values.tensors import is_data
-from deadpool_run.worker.variables.values.views import Memory, memory_of
+from deadpool_run.worker.variables.values.views import Memory, covers, memory_of, start_of
 
+_MOST_TRIED = 8
+"""Tensors before a view in memory of which one may have all of its bytes."""
 OF_LOADERS = (Dataset, DataLoader, Sampler)
 USED: tuple[Any, ...] = (
     *(FunctionType, MethodType, partial, type),
@@ -46,7 +51,8 @@ class Objects:
         self._weakly = weakly
         self._names: dict[int, str] = {}
         self._objects: dict[str, Any] = {}  # keeps other objects alive, so that identities are not used again
-        self._memory: dict[Memory, str] = {}
+        self._memory: defaultdict[Memory, list[tuple[int, str]]] = defaultdict(list)
+        """Where those with their own content begin, and their names, in this order."""
         self._meshes: dict[DeviceMesh, str] = {}
 
     def add(self, name: str, obj: Any, *, weakly: bool = False) -> None:
@@ -73,15 +79,26 @@ class Objects:
                 self.add(name, obj)
 
     def add_memory(self, obj: Any) -> None:
-        """Note that the content of a named tensor or array is kept: later views of its memory refer to it."""
+        """Note that the content of a named tensor or array is kept: later views of the same bytes refer to it."""
         if is_data(obj) and (memory := memory_of(obj)):
-            self._memory.setdefault(memory, self._names[id(obj)])
+            insort(self._memory[memory], (start_of(obj), self._names[id(obj)]))
 
     def base_of(self, obj: Any, memory: Memory) -> str | None:
-        """Return the name of another tensor or array with this memory, which is that of `obj`; None if there is none."""
-        name = self._memory.get(memory)
-        found = None if name is None else self.named(name)
-        return name if found is not None and found is not obj and memory_of(found) == memory else None
+        """Return the name of another tensor or array that has all bytes of `obj`, whose memory this is; None if there is none."""
+        found = self._memory.get(memory, ())
+        end = bisect_right(found, start_of(obj), key=itemgetter(0)) if found else 0
+        for _, name in reversed(found[max(0, end - _MOST_TRIED) : end]):
+            other = self.named(name)
+            if other is not None and other is not obj and memory_of(other) == memory and covers(other, obj):
+                return name
+        return None
+
+    def in_memory(self, memory: Memory) -> Iterator[Any]:
+        """Yield the tensors and arrays in this memory whose content is kept."""
+        for _, name in self._memory.get(memory, ()):
+            other = self.named(name)
+            if other is not None and memory_of(other) == memory:
+                yield other
 
     def name_of(self, obj: Any) -> str | None:
         """Return the name of an object; None if it was made later."""

@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Mapping
+from itertools import chain
 from typing import Any
 
 from torch import Tensor
@@ -12,6 +13,7 @@ from deadpool_run.worker.variables.values.tensors import TensorCopies
 from deadpool_run.worker.variables.values.views import (
     Memory,
     base_of,
+    covers,
     do_overlap,
     has_whole_memory,
     may_be_view,
@@ -42,11 +44,12 @@ class Sharing:
         for memory in memories_of(value) if may_be_view(value) else ():
             if (name := objects.base_of(value, memory)) is not None:
                 return "is", name
-            if (found := self._made.get(self._whole.get(memory, 0))) is not None:
+            found = self._made.get(self._whole.get(memory, 0))
+            if found is not None and covers(found[1], value):
                 return "same", found[0]
         return None
 
-    def base_of_new(self, value: Any) -> Any:
+    def base_of_new(self, objects: Objects, value: Any) -> Any:
         """Return the tensor or array to write before a view that was made after the loop began; None if it needs none.
 
         Raises `UnkeptDataError` if the value would no longer share memory with another one.
@@ -59,8 +62,9 @@ class Sharing:
                 return None
         elif (under := tensor_under(value)) is not None and self._copies.is_other(under):
             raise UnkeptDataError(MOVED)
-        written = (each for memory in memories for each in self._parts[memory] if id(each) in self._made)
-        if any(do_overlap(value, each) for each in written):
+        made = (each for memory in memories for each in self._parts[memory] if id(each) in self._made)
+        named = (each for memory in memories for each in objects.in_memory(memory))
+        if any(do_overlap(value, each) for each in chain(made, named)):
             raise UnkeptDataError(OVERLAPS)
         base = base_of(value)
         if base is None:

@@ -21,6 +21,8 @@ _SMALL_BYTES = 16 << 10
 _MOST_COMPARED = 1 << 22
 """Elements between the first and the last of two views. Those of larger ones may overlap."""
 _MOST_WORK = 1 << 12
+_MOST_MARKED = 1 << 20
+"""Bytes between the first and the last of a value with gaps in which others are looked for."""
 
 
 def memory_of(value: Any) -> Memory | None:
@@ -80,6 +82,53 @@ def base_of(value: Any) -> Any:
     if base is None or not may_be_view(base) or memory_of(base) != memory_of(value) or not has_whole_memory(base):
         return None
     return base if base.nbytes <= max(2 * value.nbytes, _SMALL_BYTES) else None
+
+
+def covers(owner: Any, value: Any) -> bool:
+    """Return whether all bytes of a tensor or an array are among those of another one, which shares memory with it.
+
+    False if the other one has gaps, and its first and last byte are far apart.
+    """
+    (low, high), (first, last) = _range_of(owner), _range_of(value)
+    if first < low or high < last:
+        return False
+    steps = _steps_of(owner)
+    if high - low == owner.nbytes and all(step or count == 1 for step, count in steps):
+        return True
+    if high - low > _MOST_MARKED:
+        return False
+    marks = torch.zeros(high - low, dtype=torch.bool)
+    _places_of(owner, marks, 0).fill_(value=True)
+    return bool(_places_of(value, marks, first - low).all())
+
+
+def start_of(value: Any) -> int:
+    """Return the address of the first byte of a tensor or an array."""
+    return _range_of(value)[0]
+
+
+def _steps_of(value: Any) -> list[tuple[int, int]]:
+    """Return for each dimension the bytes from one element to the next, in the order of addresses, and the number of elements."""
+    if isinstance(value, Tensor):
+        return [(step * value.element_size(), count) for step, count in zip(value.stride(), value.shape, strict=True)]
+    return [(abs(step), count) for step, count in zip(value.strides, value.shape, strict=True)]
+
+
+def _range_of(value: Any) -> tuple[int, int]:
+    """Return the addresses of the first byte and after the last one."""
+    if isinstance(value, Tensor):
+        low, size = value.data_ptr(), value.element_size()
+    else:
+        backwards = (step * (count - 1) for step, count in zip(value.strides, value.shape, strict=True) if step < 0)
+        low, size = address_of_array(value) + sum(backwards), value.itemsize
+    return low, low + size + sum(step * (count - 1) for step, count in _steps_of(value))
+
+
+def _places_of(value: Any, marks: Tensor, offset: int) -> Tensor:
+    """Return the bytes of a value in `marks`, where its first byte is at `offset`."""
+    size = value.element_size() if isinstance(value, Tensor) else value.itemsize
+    steps, counts = zip(*_steps_of(value), (1, size), strict=True)
+    return marks.as_strided(counts, steps, offset)
 
 
 def do_overlap(one: Any, other: Any) -> bool:

@@ -181,7 +181,8 @@ class ValueWriter(ObjectWriter):
             except OpaqueError:
                 objects.add(name, value, weakly=True)
                 raise
-            objects.add_memory(value)
+            if not (isinstance(content, list) and content[0] == "view"):
+                objects.add_memory(value)
             return ["is", name, content]
         if name is not None:
             return ["is", name] if id(value) in self._within else ["is", name, self._content(kind, value)]
@@ -250,7 +251,11 @@ class ValueWriter(ObjectWriter):
         if (owner := self._sharing.owner_of(objects, value)) is not None:
             self._data.check_view(value)
             return ["view", *owner, *layout_of(value)]
-        if self._noting or objects.name_of(value) is not None or (base := self._sharing.base_of_new(value)) is None:
+        if (
+            self._noting
+            or objects.name_of(value) is not None
+            or (base := self._sharing.base_of_new(objects, value)) is None
+        ):
             return None
         return ["base", self._write(base), *layout_of(value)]
 
