@@ -34,7 +34,19 @@ OPTIMIZERS = (
 SCHEDULERS = ("step", "one-cycle", "cosine", "lambda", "sequential")
 BETWEEN = ("evaluate", "metric", "gather", "objects", "broadcast", "barrier", "subgroup", "async", "plateau", "print")
 """Actions of a script between steps. Most of them run collectives."""
-CARRIERS = ("module", "library", "environment", "alias", "identity", "settings", "files", "values", "positions")
+CARRIERS = (
+    "module",
+    "library",
+    "environment",
+    "alias",
+    "identity",
+    "settings",
+    "files",
+    "values",
+    "positions",
+    "assigned",
+    "parts",
+)
 """Places where a script carries state from step to step: see `carriers.py`."""
 BREACHES = {
     "unprotected-optimizer": "optimizer",

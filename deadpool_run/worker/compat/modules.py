@@ -45,6 +45,7 @@ tree_unflatten = _pytree.tree_unflatten
 DispatchMode = TorchDispatchMode
 """The base class of modes that intercept every operator in `__torch_dispatch__`."""
 
+_PLAIN = (Tensor, nn.Parameter)
 _HOOKS = {
     "torch.nn.modules.module": (
         "_global_buffer_registration_hooks",
@@ -69,14 +70,16 @@ def local(tensor: Tensor) -> Tensor:
 
 def is_dense(tensor: Tensor) -> bool:
     """Return whether a tensor is a plain one in the memory of a CPU or of a CUDA device."""
-    plain = type(tensor) in (Tensor, nn.Parameter) and tensor.device.type in ("cpu", "cuda")
+    plain = type(tensor) in _PLAIN and (tensor.is_cpu or tensor.is_cuda)
     return plain and tensor.layout is torch.strided and not tensor.is_quantized
 
 
 def address_of(tensor: Tensor | None) -> int:
     """Return where the memory of a tensor begins; 0 if there is none, or if the tensor is not dense."""
-    own = None if tensor is None else local(tensor)
-    return own.untyped_storage().data_ptr() if own is not None and is_dense(own) else 0
+    if tensor is None:
+        return 0
+    own = tensor if type(tensor) in _PLAIN else local(tensor)
+    return own.untyped_storage().data_ptr() if is_dense(own) else 0
 
 
 def inside_compiled(module: nn.Module) -> Any:

@@ -27,6 +27,7 @@ from deadpool_run.worker.process.frames import (
 from deadpool_run.worker.process.script_files import is_unlisted, own_modules
 from deadpool_run.worker.state.optimizers import is_optimizer_wrapper
 from deadpool_run.worker.state.script_hooks import module_of
+from deadpool_run.worker.variables.assigned import AssignedAttributes
 from deadpool_run.worker.variables.children import Children
 from deadpool_run.worker.variables.classes import Classes, forward_of, set_of_class
 from deadpool_run.worker.variables.containers import PLAIN, DictVariables, has_only_names, is_small, parts_in
@@ -80,9 +81,11 @@ class Scopes:
 
     def __init__(self, protected: Iterable[object], parts: Iterable[tuple[str, Any]]) -> None:
         """`protected` are objects that are kept by other means, and `parts` the modules and parameters in them, by name."""
+        self._assigned = AssignedAttributes()
         sources = {name: vars(module) for name, module, _ in own_modules()}
         for frame in script_frames():
             sources.setdefault(str(frame.f_globals.get("__name__", "")), frame.f_globals)
+            self._assigned.note(frame.f_code, frame.f_globals)
         self.modules = frozenset(sources)
         self._found: list[Scope] = []
         self._fixed: FixedTables[Scope] = FixedTables()
@@ -180,6 +183,8 @@ class Scopes:
             start = len(self._found)
             for name, kind in self._classes.take(self.is_scope):
                 self._add_class(name, kind)
+            for scope in self._assigned.take(self.modules):
+                self._add(scope)
 
     def _search(self, where: str, variables: Iterable[tuple[str, Any]]) -> None:
         for key, value in list(variables):
@@ -380,6 +385,7 @@ class Scopes:
         if function.__module__ not in self.modules:
             return
         self._attributes.add(name, function)
+        self._assigned.note(function.__code__, function.__globals__)
         if has_changing_defaults(function):
             self._add(Scope(f"{name}, defaults", partial(defaults_of, function), partial(set_defaults, function)))
         cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))

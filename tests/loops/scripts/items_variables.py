@@ -356,7 +356,9 @@ def attached(rank, _size):
     return Loop({"model": model, "optimizer": optimizer}, step, blocks_of(model), optimizer)
 
 
-@item("settings of torch, of decimals, the working directory and the environment, changed during training")
+@item(
+    "settings of torch, of decimals, the working directory, the environment and a library's module, changed during training"
+)
 def settings(rank, _size):
     os.environ["PHASE_TO_COME"] = "2"
     model = ddp(net())
@@ -369,7 +371,8 @@ def settings(rank, _size):
             decimal.getcontext().prec = 3
             os.chdir("/")
             os.environ["PHASE"] = os.environ.pop("PHASE_TO_COME")
-        phase = int(os.environ.get("PHASE", "1"))
+        decimal.turns = getattr(decimal, "turns", 0) + 1
+        phase = int(os.environ.get("PHASE", "1")) + (decimal.turns if index > LATER else 0)
         factor = float(decimal.Decimal(1) / 3) + torch.tensor(0.1).item() + torch.backends.mkldnn.enabled
         (model(data(index, rank).float()).pow(2).mean() / (factor + phase + len(Path.cwd().parts))).backward()
         optimizer.step()

@@ -1,5 +1,6 @@
 """State that a script carries from step to step, each kind in another place. Its value has an effect only some steps later."""
 
+import calendar
 import collections
 import csv
 import dataclasses
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
+import torch
 
 
 class Meter:
@@ -86,6 +88,7 @@ class Carriers:
         self.identities = {}
         self.environment = Environment(self)
         self.settings, self.rates, self.points = settings(), Rates(), [Point()]
+        self.first, self.second = torch.zeros(2, 3)
         self.table, self.raw = io.StringIO(), io.BytesIO(bytes(range(200)))
         self.rows = csv.writer(self.table)
         self.pairs = zip(itertools.cycle([3, 1, 4, 1, 5]), itertools.count(), strict=False)
@@ -134,6 +137,15 @@ class Carriers:
         self.rates.seen.append(index)
         self.points[0] = Point(index + self.points[0].at, Point(index))
         return self.rates.rate + len(self.rates.seen) + self.points[0].at + self.points[0].before.at
+
+    def _assigned(self, index, _parameters):
+        calendar.turns = getattr(calendar, "turns", 0) + index
+        return calendar.turns
+
+    def _parts(self, index, _parameters):
+        self.first += index
+        self.second.mul_(0.5).add_(self.first)
+        return float(self.second.sum())
 
     def _positions(self, _index, _parameters):
         return sum(next(self.pairs))
