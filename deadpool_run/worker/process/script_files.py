@@ -20,12 +20,17 @@ _LIBRARIES = tuple({f"{each}/" for path in sysconfig.get_paths().values() for ea
 _MAIN = ("__main__", "__mp_main__")
 """Modules that take the places of others."""
 
+_folders: set[Path] = set()
+"""The folder of the script, or the one in which a module is run."""
 _installed: set[str] = set()
 """Files of the script, and folders of its packages: they are the script's also where they are installed as a library is."""
 
 
 def note_script(mode: str, target: str) -> None:
     """Note what this process runs: a file, or in the mode "module" a module by name. A package belongs to the script as a whole."""
+    _folders.add(Path.cwd() if mode == "module" else Path(target).absolute().parent)
+    _has_installed.cache_clear()
+    is_library.cache_clear()
     for place in _places_of_module(target.partition(".")[0]) if mode == "module" else [Path(target).absolute()]:
         note_file(place)
 
@@ -51,7 +56,14 @@ def is_library(name: str) -> bool:
         or "site-packages" in name
         or "dist-packages" in name
         or name == runpy.__file__
+        or any(name.startswith(f"{folder}/") for folder in sys.path if folder and _has_installed(folder))
     )
+
+
+@cache
+def _has_installed(folder: str) -> bool:
+    """Return whether packages were installed into a folder, as by `pip install --target`. The script's own folder does not count."""
+    return Path(folder).absolute() not in _folders and next(Path(folder).glob("*.dist-info"), None) is not None
 
 
 def own_modules(before: Container[str] = ()) -> Iterator[tuple[str, ModuleType, Path]]:

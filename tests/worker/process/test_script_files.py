@@ -40,7 +40,9 @@ def bar(iterable):
 @pytest.fixture(autouse=True)
 def alone(monkeypatch):
     monkeypatch.setattr(script_files, "_installed", set())
+    monkeypatch.setattr(script_files, "_folders", set())
     monkeypatch.setattr(script_files, "_preloaded", script_files._Preloaded())
+    script_files._has_installed.cache_clear()
     is_library.cache_clear()
 
 
@@ -162,3 +164,17 @@ def test_an_installed_package_with_the_step_loop_is_the_scripts(installed, aroun
     assert train.Trainer().fit(variables, bars.bar if around == "bar" else iter) == 1
     assert not is_library(train.__file__)
     assert is_library(bars.__file__)
+
+
+@pytest.mark.parametrize("mode", ["file", "module"])
+def test_a_folder_into_which_pip_has_installed_is_a_librarys_unless_the_script_is_there(mode, tmp_path, monkeypatch):
+    folder = tmp_path / "installed"
+    (folder / "pictures-1.0.dist-info").mkdir(parents=True)
+    (folder / "pictures.py").touch()
+    for each in (folder, tmp_path):
+        monkeypatch.syspath_prepend(each)
+    assert is_library(f"{folder}/pictures.py")
+    assert not is_library(f"{tmp_path}/pictures.py")
+    monkeypatch.chdir(folder)
+    note_script(mode, f"{folder}/train.py" if mode == "file" else "pictures")
+    assert not is_library(f"{folder}/pictures.py")
