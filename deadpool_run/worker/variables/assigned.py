@@ -18,7 +18,7 @@ from deadpool_run.worker.variables.scope import Scope, of_table
 _STORE, _IMPORT, _CACHE = (dis.opmap[name] for name in ("STORE_ATTR", "IMPORT_NAME", "CACHE"))
 _GLOBAL = ("LOAD_GLOBAL", "LOAD_NAME")
 _BEFORE = frozenset(dis.opmap[name] for name in (*_GLOBAL, "LOAD_ATTR", "SWAP"))
-"""What comes before an assignment to an attribute, if the object is not a local variable. An assignment such as += swaps."""
+"""Instructions before an assignment to an attribute, if the object is not a local variable: += swaps, for example."""
 _OF_IMPORTS = frozenset({"IMPORT_FROM", "SWAP", "POP_TOP"})
 _LEFT_OUT = frozenset({"EXTENDED_ARG", "PUSH_NULL", "CACHE"})
 _STREAMS = frozenset({"stdin", "stdout", "stderr"})
