@@ -6,17 +6,20 @@ they are zeros, which need no memory. A mark on each of the others shows whether
 all gradients from then on. After a restore, each gradient that the snapshot lacks becomes a stand-in: the script may overwrite
 it, and is refused if it uses it.
 
-A mark is a subclass of the tensor's class, which torch asks before each operation.
+A mark is a subclass of the tensor's class, which torch asks before each operation. A hook of the parameter shows that a backward adds to
+its gradient: so does one through the discriminator of a GAN that is zeroed only later in the step.
 """
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple, NoReturn, cast
 
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
+from torch.utils.hooks import RemovableHandle
 
 from deadpool_run.errors import RefusedError
 from deadpool_run.worker.compat.modules import local, writes_of
@@ -131,6 +134,7 @@ class LeftGradients:
         """The identities of parameters whose left gradients were looked at."""
         self._watched: list[tuple[Tensor, weakref.ref[Tensor], int]] = []
         """Parameters with marked gradients, and how often those had been written to."""
+        self._hooks: list[RemovableHandle] = []
         self._copied = False
         self._copies: dict[int, Tensor] = {}
         """Gradients that the first run of a trial has used, by parameter."""
@@ -165,6 +169,8 @@ class LeftGradients:
             gradient = parameter.grad
             if gradient is not None and _is_plain(gradient):
                 self._watched.append((parameter, weakref.ref(gradient), _writes(gradient)))
+                if type(gradient) is Tensor and parameter.requires_grad:
+                    self._hooks.append(parameter.register_hook(partial(self._before_addition, weakref.ref(parameter))))
                 _mark(gradient, _Mark(type(gradient), self._note))
 
     def unwatch(self) -> None:
@@ -173,7 +179,9 @@ class LeftGradients:
             gradient = reference()
             if gradient is not None and is_marked(gradient):
                 _unmark(gradient)
-        self._watched = []
+        for hook in self._hooks:
+            hook.remove()
+        self._watched, self._hooks = [], []
 
     def note_update(self, parameters: Iterable[Tensor]) -> None:
         """Note that the gradients of these parameters are used, as they are now. A stand-in may have been overwritten meanwhile.
@@ -206,6 +214,13 @@ class LeftGradients:
     def forget_copies(self) -> None:
         """Drop the copies: they have been put back, or never will be."""
         self._copies = {}
+
+    def _before_addition(self, reference: weakref.ref[Tensor], _: Tensor) -> None:
+        """Note that a backward is about to add to a marked gradient. Torch does not ask then. Stand-ins are looked at when they are used."""
+        parameter = reference()
+        gradient = None if parameter is None else parameter.grad
+        if gradient is not None and is_marked(gradient) and not _mark_of(gradient).is_lost:
+            _mark_of(gradient).use()
 
     def _note(self) -> None:
         self.are_kept = True

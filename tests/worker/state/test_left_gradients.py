@@ -226,7 +226,15 @@ def use_in_the_update(training):
     training.snapshots.note_optimizer(training.optimizer)
 
 
-@pytest.mark.parametrize("use", [read_norm, use_in_the_update], ids=lambda each: each.__name__)
+def add_before_they_are_zeroed(training):
+    """As the loss of a generator does to the gradients of its discriminator."""
+    training.backward()
+    training.optimizer.zero_grad()
+
+
+@pytest.mark.parametrize(
+    "use", [read_norm, use_in_the_update, add_before_they_are_zeroed], ids=lambda each: each.__name__
+)
 def test_gradients_are_kept_once_a_step_has_read_those_of_the_step_before(slots, use):
     before, after = in_child(kept_from_the_first_use, slots.gift(), use)
     assert after == before
@@ -249,13 +257,13 @@ def test_gradients_that_nothing_reads_are_not_kept(slots):
     assert in_child(not_read, slots.gift()) == ({torch.Tensor}, 0)
 
 
-def tried(gift):
+def tried(gift, use):
     training = Training(gift)
     training.step()
     training.complete()
     before = training.gradients()
     training.snapshots.protected.watch_gradients(1, copying=True)
-    read_norm(training)
+    use(training)
     training.step()
     training.lose()
     after = training.gradients()
@@ -263,8 +271,9 @@ def tried(gift):
     return before, after
 
 
-def test_the_trial_puts_back_what_its_first_run_reads(slots):
-    before, after = in_child(tried, slots.gift())
+@pytest.mark.parametrize("use", [read_norm, add_before_they_are_zeroed], ids=lambda each: each.__name__)
+def test_the_trial_puts_back_what_its_first_run_reads(slots, use):
+    before, after = in_child(tried, slots.gift(), use)
     assert after == before
 
 
