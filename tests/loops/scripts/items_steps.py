@@ -54,6 +54,24 @@ def gan(rank, _size):
     return Loop(protect, step, [*blocks_of(judge), *blocks_of(maker)], makes)
 
 
+@item("the maker's loss adds to the judge's gradients of the step before (GAN)")
+def gan_that_zeroes_late(rank, _size):
+    maker, judge = ddp(net(2)), ddp(nn.Sequential(*net(2), nn.Linear(WIDTH, 1)))
+    makes, judges = adam(maker), adam(judge)
+
+    def step(index):
+        made = maker(torch.randn(BATCH, WIDTH))
+        makes.zero_grad()
+        (-judge(made).mean()).backward()
+        makes.step()
+        judges.zero_grad()
+        (judge(made.detach()).mean() - judge(data(index, rank)).mean()).backward()
+        judges.step()
+
+    protect = {"maker": maker, "judge": judge, "makes": makes, "judges": judges}
+    return Loop(protect, step, [*blocks_of(judge), *blocks_of(maker)], makes)
+
+
 @item("gradient accumulation within a step, no_sync")
 def accumulation(rank, _size):
     model = ddp(net())

@@ -356,9 +356,7 @@ def attached(rank, _size):
     return Loop({"model": model, "optimizer": optimizer}, step, blocks_of(model), optimizer)
 
 
-@item(
-    "settings of torch, of decimals, the working directory, the environment and a library's module, changed during training"
-)
+@item("settings of torch, decimals, the process, the environment and a library's module, changed in training")
 def settings(rank, _size):
     os.environ["PHASE_TO_COME"] = "2"
     model = ddp(net())
