@@ -9,6 +9,7 @@ from deadpool_run.vault.segments import SlotRole
 from deadpool_run.worker.state.optimizers import Tracked
 from deadpool_run.worker.state.state_tensors import StateTensors
 from deadpool_run.worker.variables.values.lost import MOVED, OVERLAPS, LostValue
+from deadpool_run.worker.variables.values.views import covers
 from deadpool_run.worker.variables.variables import Variables
 
 LARGE = 100_000
@@ -287,3 +288,29 @@ def test_a_new_view_of_several_parts_is_refused():
     taken = Box()
     assert type(loop(taken, steps=1)) is LostValue
     assert type(loop(taken, steps=0)) is LostValue
+
+
+SLICES = {
+    "rows": lambda part: part[5:9],
+    "columns": lambda part: part[:, 1:],
+    "a column": lambda part: part[:, 1],
+    "every third row, transposed": lambda part: part[::3].T,
+    "an element": lambda part: part[7:8, 1:2],
+    "a diagonal": lambda part: part.diagonal(),
+}
+
+
+@pytest.mark.parametrize("size", [10, LARGE])
+@pytest.mark.parametrize("whole", [torch.zeros, np.zeros])
+@pytest.mark.parametrize("cut", SLICES.values(), ids=SLICES)
+def test_a_slice_of_columns_refers_to_them(cut, whole, size):
+    """As of `features, labels = table[:, :-1], table[:, -1]`, when no variable has the table."""
+    table = whole((size, 4))
+    features, labels = table[:, :-1], table[:, -1]
+    part = cut(features)
+    assert covers(features, part) is (size == 10 or part.ndim != 1 or cut is SLICES["a column"])
+    assert not covers(features, table)
+    assert not covers(features, labels)
+    assert not covers(part, features)
+    assert not covers(features, table[2:3, 2:])
+    assert not covers(features, table.reshape(-1)[1:4])

@@ -87,13 +87,15 @@ def base_of(value: Any) -> Any:
 def covers(owner: Any, value: Any) -> bool:
     """Return whether all bytes of a tensor or an array are among those of another one, which shares memory with it.
 
-    False if the other one has gaps, and its first and last byte are far apart.
+    False if the other one has gaps, its first and last byte are far apart, and the value is no slice of it.
     """
     (low, high), (first, last) = _range_of(owner), _range_of(value)
     if first < low or high < last:
         return False
     steps = _steps_of(owner)
     if high - low == owner.nbytes and all(step or count == 1 for step, count in steps):
+        return True
+    if _size_of(owner) == _size_of(value) and _is_slice(steps, _steps_of(value), first - low):
         return True
     if high - low > _MOST_MARKED:
         return False
@@ -117,17 +119,38 @@ def _steps_of(value: Any) -> list[tuple[int, int]]:
 def _range_of(value: Any) -> tuple[int, int]:
     """Return the addresses of the first byte and after the last one."""
     if isinstance(value, Tensor):
-        low, size = value.data_ptr(), value.element_size()
+        low = value.data_ptr()
     else:
         backwards = (step * (count - 1) for step, count in zip(value.strides, value.shape, strict=True) if step < 0)
-        low, size = address_of_array(value) + sum(backwards), value.itemsize
-    return low, low + size + sum(step * (count - 1) for step, count in _steps_of(value))
+        low = address_of_array(value) + sum(backwards)
+    return low, low + _size_of(value) + sum(step * (count - 1) for step, count in _steps_of(value))
+
+
+def _is_slice(steps: list[tuple[int, int]], of_slice: list[tuple[int, int]], offset: int) -> bool:
+    """Return whether a view that begins at `offset` moves along the dimensions of another one, and stays within each."""
+    left = [(step, count) for step, count in of_slice if count > 1]
+    for step, count in sorted(steps, reverse=True):
+        if count == 1:
+            continue
+        if step == 0:
+            return False
+        at, offset = divmod(offset, step)
+        along = [(each // step, number) for each, number in left if each % step == 0]
+        if at + sum(each * (number - 1) for each, number in along) >= count:
+            return False
+        left = [each for each in left if each[0] % step]
+    return not left and not offset
+
+
+def _size_of(value: Any) -> int:
+    """Return the bytes of an element."""
+    size: int = value.element_size() if isinstance(value, Tensor) else value.itemsize
+    return size
 
 
 def _places_of(value: Any, marks: Tensor, offset: int) -> Tensor:
     """Return the bytes of a value in `marks`, where its first byte is at `offset`."""
-    size = value.element_size() if isinstance(value, Tensor) else value.itemsize
-    steps, counts = zip(*_steps_of(value), (1, size), strict=True)
+    steps, counts = zip(*_steps_of(value), (1, _size_of(value)), strict=True)
     return marks.as_strided(counts, steps, offset)
 
 
