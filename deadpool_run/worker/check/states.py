@@ -16,7 +16,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from deadpool_run.errors import ScriptError
 from deadpool_run.worker.codec import TreeWriter, raw_bytes, tensors_in
-from deadpool_run.worker.compat.modules import local
+from deadpool_run.worker.compat.modules import PLAIN_TENSORS, local
 from deadpool_run.worker.state.gradients import Kept
 from deadpool_run.worker.state.optimizers import OptimizerState
 from deadpool_run.worker.state.protected import Protected
@@ -159,4 +159,4 @@ def _held(value: Any, where: str) -> Iterator[tuple[str, Tensor]]:
 
 def _is_plain(tensor: Tensor) -> bool:
     own = local(tensor)
-    return type(own) in (Tensor, nn.Parameter) and own.layout is torch.strided and not own.is_meta
+    return type(own) in PLAIN_TENSORS and own.layout is torch.strided and not own.is_meta

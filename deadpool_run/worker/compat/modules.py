@@ -45,7 +45,8 @@ tree_unflatten = _pytree.tree_unflatten
 DispatchMode = TorchDispatchMode
 """The base class of modes that intercept every operator in `__torch_dispatch__`."""
 
-_PLAIN = (Tensor, nn.Parameter)
+PLAIN_TENSORS = (Tensor, nn.Parameter)
+"""Classes of tensors that have memory of their own."""
 _HOOKS = {
     "torch.nn.modules.module": (
         "_global_buffer_registration_hooks",
@@ -70,7 +71,7 @@ def local(tensor: Tensor) -> Tensor:
 
 def is_dense(tensor: Tensor) -> bool:
     """Return whether a tensor is a plain one in the memory of a CPU or of a CUDA device."""
-    plain = type(tensor) in _PLAIN and (tensor.is_cpu or tensor.is_cuda)
+    plain = type(tensor) in PLAIN_TENSORS and (tensor.is_cpu or tensor.is_cuda)
     return plain and tensor.layout is torch.strided and not tensor.is_quantized
 
 
@@ -78,7 +79,7 @@ def address_of(tensor: Tensor | None) -> int:
     """Return where the memory of a tensor begins; 0 if there is none, or if the tensor is not dense."""
     if tensor is None:
         return 0
-    own = tensor if type(tensor) in _PLAIN else local(tensor)
+    own = tensor if type(tensor) in PLAIN_TENSORS else local(tensor)
     return own.untyped_storage().data_ptr() if is_dense(own) else 0
 
 

@@ -5,16 +5,15 @@ from collections.abc import Iterable
 from contextlib import suppress
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from deadpool_run.worker.compat.modules import address_of, writes_of
+from deadpool_run.worker.compat.modules import PLAIN_TENSORS, address_of, writes_of
 
 _MOST = 1 << 16
 """Addresses that are remembered. If one is forgotten, its tensor counts as written once more."""
 _LEAST_BYTES = 16 << 10
 """The least memory of a tensor in main memory for which this matters: smaller ones are compared by value."""
 _SHIFT = 40
-_PLAIN = (Tensor, nn.Parameter)
 _numbers = itertools.count(1)
 _last: dict[int, int] = {}
 """The number of the last collective that wrote to the memory at an address, in the order of these numbers."""
@@ -38,6 +37,6 @@ def all_writes_of(tensor: Tensor) -> int:
         return -1
     if not _last:
         return writes_of(tensor)
-    is_plain = type(tensor) in _PLAIN and tensor.layout is torch.strided
+    is_plain = type(tensor) in PLAIN_TENSORS and tensor.layout is torch.strided
     address = tensor.untyped_storage().data_ptr() if is_plain else address_of(tensor)
     return writes_of(tensor) + (_last.get(address, 0) << _SHIFT)

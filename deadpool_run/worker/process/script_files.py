@@ -56,7 +56,7 @@ def is_library(name: str) -> bool:
         or "site-packages" in name
         or "dist-packages" in name
         or name == runpy.__file__
-        or any(name.startswith(f"{folder}/") for folder in sys.path if folder and _has_installed(folder))
+        or any(name.startswith(f"{folder}/") and _has_installed(folder) for folder in sys.path if folder)
     )
 
 

@@ -135,6 +135,7 @@ class LeftGradients:
         self._watched: list[tuple[Tensor, weakref.ref[Tensor], int]] = []
         """Parameters with marked gradients, and how often those had been written to."""
         self._hooks: list[RemovableHandle] = []
+        """Hooks of these parameters, which a backward calls before it adds to their gradients."""
         self._copied = False
         self._copies: dict[int, Tensor] = {}
         """Gradients that the first run of a trial has used, by parameter."""
@@ -169,8 +170,10 @@ class LeftGradients:
             gradient = parameter.grad
             if gradient is not None and _is_plain(gradient):
                 self._watched.append((parameter, weakref.ref(gradient), _writes(gradient)))
-                if type(gradient) is Tensor and parameter.requires_grad:
-                    self._hooks.append(parameter.register_hook(partial(self._before_addition, weakref.ref(parameter))))
+                if (
+                    type(gradient) is Tensor and parameter.requires_grad
+                ):  # FSDP2 adds to a DTensor, after it has reduced
+                    self._hooks.append(parameter.register_hook(partial(self._before_addition, parameter)))
                 _mark(gradient, _Mark(type(gradient), self._note))
 
     def unwatch(self) -> None:
@@ -215,10 +218,9 @@ class LeftGradients:
         """Drop the copies: they have been put back, or never will be."""
         self._copies = {}
 
-    def _before_addition(self, reference: weakref.ref[Tensor], _: Tensor) -> None:
+    def _before_addition(self, parameter: Tensor, _: Tensor) -> None:
         """Note that a backward is about to add to a marked gradient. Torch does not ask then. Stand-ins are looked at when they are used."""
-        parameter = reference()
-        gradient = None if parameter is None else parameter.grad
+        gradient = parameter.grad
         if gradient is not None and is_marked(gradient) and not _mark_of(gradient).is_lost:
             _mark_of(gradient).use()
 

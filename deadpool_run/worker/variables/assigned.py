@@ -32,7 +32,7 @@ class AssignedAttributes:
         self._codes: dict[int, CodeType] = {}
         self._new: dict[int, tuple[Any, set[str]]] = {}
         """By identity: a module or a class, and the names of attributes that were noted and not taken."""
-        self._taken: set[tuple[int, str]] = set()
+        self._noted: set[tuple[int, str]] = set()
 
     def note(self, code: CodeType, variables: Mapping[str, Any]) -> None:
         """Note what a function assigns, and those inside it. `variables` are its global ones."""
@@ -40,8 +40,8 @@ class AssignedAttributes:
             return
         self._codes[id(code)] = code
         for owner, name in _assigned(code, variables):
-            if (id(owner), name) not in self._taken and not (owner is sys and name in _STREAMS):
-                self._taken.add((id(owner), name))
+            if (id(owner), name) not in self._noted and not (owner is sys and name in _STREAMS):
+                self._noted.add((id(owner), name))
                 self._new.setdefault(id(owner), (owner, set()))[1].add(name)
         for each in code.co_consts:
             if isinstance(each, CodeType):

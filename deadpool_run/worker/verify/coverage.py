@@ -23,14 +23,13 @@ from torch.optim import Optimizer
 
 from deadpool_run.worker.codec import objects_in, tensors_in
 from deadpool_run.worker.compat import made
-from deadpool_run.worker.compat.modules import buffers_of, local, parameters_of, writes_of
+from deadpool_run.worker.compat.modules import PLAIN_TENSORS, buffers_of, local, parameters_of, writes_of
 from deadpool_run.worker.state.digest import sample
 from deadpool_run.worker.state.optimizers import wrapped
 from deadpool_run.worker.state.protected import Protected
 from deadpool_run.worker.transcript.rehearsal import REHEARSAL_STEPS
 from deadpool_run.worker.verify.script_names import path_to, warn
 
-_PLAIN = (Tensor, nn.Parameter)
 _BEFORE_LOOP = "before job.steps()"
 _AFTER_LOSS = "after a loss, no process has it as it was"
 _FROM_NOW_ON = "a loss stops the job from now on"
@@ -64,7 +63,7 @@ class _Watched:
         tensor, owner = self.tensor(), self.owner()
         if isinstance(owner, nn.Module) and not isinstance(tensor, DTensor):  # FSDP2 exchanges its own
             now = parameters_of(owner).get(self.name, buffers_of(owner).get(self.name))
-            return now if type(now) in _PLAIN else tensor
+            return now if type(now) in PLAIN_TENSORS else tensor
         return tensor
 
 
@@ -304,7 +303,7 @@ def _watch(module: nn.Module, known: set[int]) -> Iterator[_Watched]:
 
 def _watched_tensor(owner: Any, name: str, tensor: Tensor, *, trains: bool) -> list[_Watched]:
     own = local(tensor)
-    if type(own) not in _PLAIN or own.is_meta or own.layout is not torch.strided or own.is_quantized:
+    if type(own) not in PLAIN_TENSORS or own.is_meta or own.layout is not torch.strided or own.is_quantized:
         return []
     found = _Watched(weakref.ref(owner), name, weakref.ref(tensor), sample(tensor), trains)
     found.note(tensor)

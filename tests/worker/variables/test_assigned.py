@@ -2,7 +2,6 @@
 
 import colorsys
 import fractions
-import math
 import sys
 import textwrap
 from pathlib import Path
@@ -29,17 +28,14 @@ WAYS = {
     "a function of a library": "import torch.nn.functional as F; F.celu = F.selu if value % 2 else F.gelu",
 }
 SCRIPT = """
-import colorsys, fractions, math, torch.nn.functional, uuid
+import colorsys, fractions, torch.nn.functional
 class Own:
     def __init__(self, value):
         self.value = value
 def step(value):
     {way}
-def after(value):
-    math.never_read, local = 1, Own(value)
-    local.value = uuid.uuid4().hex
 """
-PLACES = (colorsys, torch.nn.functional, fractions.Fraction, math)
+PLACES = (colorsys, torch.nn.functional, fractions.Fraction)
 
 
 def seen():
@@ -48,7 +44,7 @@ def seen():
 
 
 def values(script, taken):
-    """Run three steps, and two more after the snapshot or only the first one; return what is seen then and after the snapshot is put."""
+    """Run three steps, take a snapshot, run three more and put it back; with a snapshot of another process, put that after a step."""
     script_files.note_preloaded()
     sys.path.insert(0, str(script))
     import steps  # noqa: PLC0415 - the script

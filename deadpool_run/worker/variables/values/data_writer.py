@@ -56,7 +56,7 @@ class DataWriter:
         """Return the node of a tensor. Raises `OpaqueError`."""
         if (of_state := self.kept_elsewhere(value)) is not None:
             return of_state
-        if type(value) not in (Tensor, nn.Parameter) or not is_dense(value):
+        if not is_dense(value):
             raise UnkeptDataError(f"it is a {type(value).__name__} of layout {value.layout} on {value.device}")
         if is_freed(value):
             raise OpaqueError

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from deadpool_run.worker.codec import raw_bytes, tensor_of
-from deadpool_run.worker.compat.modules import address_of
+from deadpool_run.worker.compat.modules import PLAIN_TENSORS, address_of
 from deadpool_run.worker.compat.writes import all_writes_of
 from deadpool_run.worker.state.digest import sampled
 
@@ -34,7 +34,6 @@ _LARGE = 1024
 """Elements. A smaller tensor is a loss, a norm or a count, and may be for the log only."""
 SAMPLES = 1024
 """Elements of a large array that are compared."""
-_PLAIN = (Tensor, torch.nn.Parameter)
 _NUMERIC = "biufcSUmM"
 """Kinds of arrays: bools, numbers with and without a sign, with a fraction, complex, text, times."""
 _compare = ctypes.CDLL(None).memcmp
@@ -93,7 +92,7 @@ class _Place:
     def address(self) -> int:
         """Return the present address; 0 if there is none."""
         tensor = self.source()
-        if tensor is None or type(tensor) not in _PLAIN or tensor.layout is not torch.strided:
+        if tensor is None or type(tensor) not in PLAIN_TENSORS or tensor.layout is not torch.strided:
             return address_of(tensor)
         pointer = tensor.data_ptr()
         if pointer != self._pointer:

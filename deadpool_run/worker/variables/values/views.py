@@ -112,7 +112,7 @@ def start_of(value: Any) -> int:
 def _steps_of(value: Any) -> list[tuple[int, int]]:
     """Return for each dimension the bytes from one element to the next, in the order of addresses, and the number of elements."""
     if isinstance(value, Tensor):
-        return [(step * value.element_size(), count) for step, count in zip(value.stride(), value.shape, strict=True)]
+        return [(step * _size_of(value), count) for step, count in zip(value.stride(), value.shape, strict=True)]
     return [(abs(step), count) for step, count in zip(value.strides, value.shape, strict=True)]
 
 
@@ -163,16 +163,16 @@ def do_overlap(one: Any, other: Any) -> bool:
             return True
     if not (isinstance(one, Tensor) and isinstance(other, Tensor)):
         return True
-    (first, last), (other_first, other_last) = _reach(one), _reach(other)
+    (first, last), (other_first, other_last) = _range_of(one), _range_of(other)
     if last <= other_first or other_last <= first:
         return False
-    start = min(first, other_first) // one.element_size()
-    count = max(last, other_last) // one.element_size() - start
+    start, size = min(first, other_first), one.element_size()
+    count = (max(last, other_last) - start) // size
     if one.dtype != other.dtype or count > _MOST_COMPARED:
         return True
     marks = torch.zeros(count, dtype=torch.bool)
-    marks.as_strided(one.shape, one.stride(), one.storage_offset() - start).fill_(True)
-    return bool(marks.as_strided(other.shape, other.stride(), other.storage_offset() - start).any())
+    marks.as_strided(one.shape, one.stride(), (first - start) // size).fill_(True)
+    return bool(marks.as_strided(other.shape, other.stride(), (other_first - start) // size).any())
 
 
 def layout_of(value: Any) -> list[Any]:
@@ -211,13 +211,6 @@ def address_of_array(array: Any) -> int:
 def _bytes_of(tensor: Tensor) -> Tensor:
     whole = torch.empty(0, dtype=torch.uint8)
     return whole.set_(tensor.untyped_storage())
-
-
-def _reach(tensor: Tensor) -> tuple[int, int]:
-    """Return where a tensor begins and ends in its memory."""
-    first, size = int(tensor.storage_offset()), tensor.element_size()
-    steps = zip(tensor.stride(), tensor.shape, strict=True)
-    return first * size, (first + 1 + sum(step * (count - 1) for step, count in steps)) * size
 
 
 def _root(array: Any) -> Any:
