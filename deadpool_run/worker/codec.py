@@ -22,6 +22,8 @@ from deadpool_run.errors import ScriptError, SnapshotError
 
 _TAG = "!"
 _REMEDY = "Let state_dict() return tensors, numbers, strings, lists and dicts instead."
+_PLAIN = frozenset({type(None), bool, int, str})
+"""Their values are their own JSON."""
 _ATOMS = frozenset({type(None), bool, int, float, str, bytes, complex, torch.dtype, torch.device})
 
 
@@ -127,12 +129,18 @@ class TreeWriter:
     def encode(self, tree: Any, path: str) -> Any:
         """Return the JSON of `tree`. `path` names it in the `ScriptError` for an unsupported value."""
         kind = type(tree)
-        if kind in (type(None), bool, int, str) or (kind is float and math.isfinite(tree)):
+        if kind in _PLAIN or (kind is float and math.isfinite(tree)):
             return tree
         if kind is dict and all(type(key) is str for key in tree) and _TAG not in tree:
-            return {key: self.encode(value, f"{path}.{key}") for key, value in tree.items()}
+            return {
+                key: value if type(value) in _PLAIN else self.encode(value, f"{path}.{key}")
+                for key, value in tree.items()
+            }
         if kind is list:
-            return [self.encode(value, f"{path}[{index}]") for index, value in enumerate(tree)]
+            return [
+                value if type(value) in _PLAIN else self.encode(value, f"{path}[{index}]")
+                for index, value in enumerate(tree)
+            ]
         return self._tagged(kind, tree, path)
 
     def _tagged(self, kind: type, tree: Any, path: str) -> dict[str, Any]:  # noqa: PLR0911 - one line for each kind

@@ -79,7 +79,7 @@ class LoaderValues:
                 self._look("batch_sampler" if each is loader.batch_sampler else "sampler", each)
             self._of_samplers = frozenset(self._scopes) - others
         self._baseline = Baseline(self._writer, self._is_scope)
-        self._baseline.note(self._scopes.values())
+        self._baseline.note(self._scopes.values(), self._own)
         self._copies.begun()
 
     def take(self, *, only_samplers: bool = False) -> Taken:

@@ -163,9 +163,12 @@ class CapturePlan:
         self.sources = [*own, *buffers.copies]
         self._watched = [tensor for tensor in own if not tensor.is_inference()]
         self.cuda_devices = {source.device for source in self.sources if source.is_cuda}
-        self._views: dict[int, tuple[int, list[Tensor]]] = {}
-        self._probed = list(filter(self._is_dense, _spread(len(parameters))))
-        self._probes = [_first(self.sources[index]) for index in self._probed]
+        self._views: dict[int, tuple[int, list[Tensor], list[list[Tensor]]]] = {}
+        """By slot: the version of its mapping, the targets, and the bytes of those that are probed."""
+        self._probed: dict[torch.device, list[int]] = {}
+        for index in filter(self._is_dense, _spread(len(parameters))):
+            self._probed.setdefault(self.sources[index].device, []).append(index)
+        self._probes = self._first_bytes(self.sources)
 
     def holds(self, protected: Protected, buffers: BufferCopies) -> bool:
         """Return whether nothing was added, replaced or moved since the plan was made."""
@@ -178,17 +181,18 @@ class CapturePlan:
         source = self.sources[index]
         return source.numel() > 0 and source.stride() == self.entries[index].stride
 
+    def _first_bytes(self, tensors: list[Tensor]) -> list[list[Tensor]]:
+        """Return the first bytes of the probed ones of `sources` or of their targets, by the device of the source."""
+        return [[_first(tensors[index]).view(torch.uint8) for index in group] for group in self._probed.values()]
+
     def probe(self) -> list[Tensor]:
-        """Return copies of a few elements of some parameters, as they are now. Takes tens of microseconds."""
-        return [each.clone() for each in self._probes]
+        """Return copies of a few elements of some parameters, as they are now: one tensor for each device. Takes some microseconds."""
+        return list(map(torch.cat, self._probes))
 
     def has_probes(self, memory: SlotMemory, probes: list[Tensor]) -> bool:
         """Return whether a slot has what `probe` has returned, in main memory, bit for bit. None are no evidence."""
-        if not probes:
-            return True
-        targets = self.targets(memory)
-        kept = [_first(targets[index]) for index in self._probed]
-        return all(torch.equal(_bytes(one), _bytes(other)) for one, other in zip(kept, probes, strict=True))
+        kept = self._views_of(memory)[1] if probes else []
+        return all(torch.equal(torch.cat(one), other) for one, other in zip(kept, probes, strict=True))
 
     def write_counts(self) -> list[int]:
         """Return how often each parameter and each tensor of an optimizer's state has been written in place."""
@@ -204,11 +208,15 @@ class CapturePlan:
 
     def targets(self, memory: SlotMemory) -> list[Tensor]:
         """Return the places of `sources` in a slot."""
-        version, views = self._views.get(memory.fd, (0, []))
+        return self._views_of(memory)[0]
+
+    def _views_of(self, memory: SlotMemory) -> tuple[list[Tensor], list[list[Tensor]]]:
+        version, views, probed = self._views.get(memory.fd, (0, [], []))
         if version != memory.mapping_version:
             views = [memory.view(entry) for entry in self.entries]
-            self._views[memory.fd] = memory.mapping_version, views
-        return views
+            probed = self._first_bytes(views)
+            self._views[memory.fd] = memory.mapping_version, views, probed
+        return views, probed
 
 
 def _spread(count: int) -> list[int]:
@@ -219,7 +227,3 @@ def _spread(count: int) -> list[int]:
 
 def _first(tensor: Tensor) -> Tensor:
     return tensor.as_strided((min(_PROBED, tensor.numel()),), (1,), tensor.storage_offset())
-
-
-def _bytes(tensor: Tensor) -> Tensor:
-    return tensor.view(torch.uint8)

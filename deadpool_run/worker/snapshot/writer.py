@@ -89,8 +89,10 @@ class Writer:
             capture.mark.wait()
         if not capture.ended and self.interrupted():
             return False  # kernels of the step may have read the output of an aborted collective
-        probes = [torch.empty_like(each, device="cpu") for each in capture.probes]
-        self._copy(targets + probes, plan.sources + [local(t) for t in tree.tensors] + capture.probes)
+        probes = [each if each.is_cpu else torch.empty_like(each, device="cpu") for each in capture.probes]
+        moved = [(to, each) for to, each in zip(probes, capture.probes, strict=True) if to is not each]
+        sources = [*plan.sources, *map(local, tree.tensors), *(each for _, each in moved)]
+        self._copy([*targets, *(to for to, _ in moved)], sources)
         if plan.write_counts() != capture.write_counts or not plan.has_probes(memory, probes):
             _LOG.warning(
                 "snapshot %d is skipped: the script wrote parameters or optimizer state outside of optimizer.step() while it was copied",

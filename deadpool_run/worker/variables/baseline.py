@@ -1,14 +1,14 @@
 """The variables of each scope as they were at first: when the loop began, or when their module was imported."""
 
-import operator
 import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from deadpool_run.worker.variables.left_alone import fingerprint_of, forget_data
 from deadpool_run.worker.variables.modules import LEAVES
 from deadpool_run.worker.variables.scope import Scope
+from deadpool_run.worker.variables.unchanged import Parts, are_same, parts_of
 from deadpool_run.worker.variables.values.kinds.functions import CODE
 from deadpool_run.worker.variables.values.objects import OpaqueError, UnkeptDataError
 from deadpool_run.worker.variables.values.tensors import is_data
@@ -17,6 +17,10 @@ from deadpool_run.worker.variables.values.writer import ValueWriter, encoded
 
 OPAQUE = ["opaque"]
 UNKEPT = ["unkept"]
+GONE = ["gone"]
+DEAD = ["dead"]
+"""The node of a variable that its function assigns again before it reads it."""
+LOST = "lost"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +31,8 @@ class First:
     value: Any
     """If its content is kept, the object, or a weak reference to a tensor. If it is data that is not kept, an `Unkept`. Else a
     weak reference, or None if its class allows none."""
-    parts: tuple[Any, ...] | None = None
-    """The items of a container, if all are numbers, strings or objects that are known by name."""
+    parts: Parts | None = None
+    """See `parts_of`."""
     encoded: bytes = b""
     """The node, to compare with."""
     progress: str = ""
@@ -46,11 +50,11 @@ class Baseline:
         self._late: set[str] = set()
         self._left_alone: dict[str, dict[str, str]] = {}
 
-    def note(self, scopes: Iterable[Scope], *, late: bool = False) -> None:
-        """Note the values of some scopes. `late`: another process may find others there."""
+    def note(self, scopes: Iterable[Scope], own: Collection[str], *, late: bool = False) -> None:
+        """Note the values of some scopes. `own` are the script's modules. `late`: another process may find other values there."""
         for scope in scopes:
             values = scope.read().items()
-            self._values[scope.name] = {name: self._first(f"{scope.name}.{name}", value) for name, value in values}
+            self._values[scope.name] = {name: self._first(f"{scope.name}.{name}", value, own) for name, value in values}
             self._code[scope.name] = scope.left_out()
             first = self._values[scope.name].items()
             if left_alone := {name: each.progress for name, each in first if each.progress}:
@@ -104,41 +108,24 @@ class Baseline:
             if was is not None and not (is_late and was.encoded):
                 kept = was.value
                 if kept is value:
-                    if type(value) in LEAVES or was.node[0] == "scope" or _is_same(value, was.parts):
+                    if type(value) in LEAVES or (was.parts is not None and are_same(was.parts)):
                         continue
                 elif was.node is OPAQUE and kept is not None and kept() is value:
                     continue
             yield name, value, was
 
-    def _first(self, name: str, value: Any) -> First:
-        items, parts = _items_of(value), None
-        if items is not None and all(type(each) in LEAVES or self._is_scope(each) for each in items):
-            parts = tuple(items)
+    def _first(self, name: str, value: Any, own: Collection[str]) -> First:
         try:
             node = self._writer(name).write(value)
             if isinstance(node, list) and node[0] == "reference":
                 return First(OPAQUE, (lambda: value) if isinstance(value, CODE) else _weak(value))
             kept = weakref.ref(value) if is_data(value) else value
-            return First(node, kept, parts, encoded(node))
+            is_scope = isinstance(node, list) and node[0] == "scope"
+            return First(node, kept, () if is_scope else parts_of(value, own, self._is_scope), encoded(node))
         except UnkeptDataError as error:
             return First(UNKEPT, Unkept(value, str(error), inside=True, arrays=True))
         except OpaqueError:
             return First(OPAQUE, _weak(value), progress=fingerprint_of(value))
-
-
-def _items_of(value: Any) -> Sequence[Any] | None:
-    kind = type(value)
-    if kind is list or kind is tuple:
-        items: Sequence[Any] = value
-        return items
-    return (*value, *value.values()) if kind is dict else None
-
-
-def _is_same(value: Any, parts: tuple[Any, ...] | None) -> bool:
-    if parts is None:
-        return False
-    now = _items_of(value)
-    return now is not None and len(now) == len(parts) and all(map(operator.is_, now, parts))
 
 
 def _weak(value: Any) -> Any:
@@ -146,3 +133,8 @@ def _weak(value: Any) -> Any:
         return weakref.ref(value)
     except TypeError:
         return None
+
+
+def is_lost(node: Any) -> bool:
+    """Return whether a node is that of data which a snapshot lacks."""
+    return isinstance(node, list) and node[0] == LOST

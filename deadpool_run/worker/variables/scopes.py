@@ -24,6 +24,7 @@ from deadpool_run.worker.process.frames import (
     set_closed_over,
     set_local_variables,
 )
+from deadpool_run.worker.process.liveness import dead_variables
 from deadpool_run.worker.process.script_files import is_unlisted, own_modules
 from deadpool_run.worker.state.optimizers import is_optimizer_wrapper
 from deadpool_run.worker.state.script_hooks import module_of
@@ -156,15 +157,15 @@ class Scopes:
 
     def _running(self) -> Iterator[Scope]:
         for name, frame in function_frames():
-            yield Scope(name, partial(local_variables, frame), partial(set_local_variables, frame))
+            read, write = partial(local_variables, frame), partial(set_local_variables, frame)
+            yield Scope(name, read, write, dead=dead_variables(frame))
 
     def is_scope(self, obj: object) -> bool:
         """Return whether the content of an object is a scope, or is kept by other means."""
         return self.objects.name_of(obj) is not None
 
     def _add(self, scope: Scope) -> None:
-        if len(self._found) < _MOST_SCOPES:
-            self._found.append(self._under_own_name(scope))
+        self._found += [self._under_own_name(scope)] if len(self._found) < _MOST_SCOPES else []
 
     def _under_own_name(self, scope: Scope) -> Scope:
         count = self._named[scope.name] = self._named.get(scope.name, 0) + 1

@@ -16,16 +16,24 @@ from torch import Tensor, nn
 from deadpool_run.worker.process.frames import note_loop
 from deadpool_run.worker.state.state_tensors import StateTensors
 from deadpool_run.worker.variables import references
-from deadpool_run.worker.variables.baseline import OPAQUE, UNKEPT, Baseline, First
+from deadpool_run.worker.variables.baseline import DEAD, GONE, LOST, OPAQUE, UNKEPT, Baseline, First, is_lost
 from deadpool_run.worker.variables.children import shown
-from deadpool_run.worker.variables.first_values import FirstValues, counts_of, facts_of, shown_variable
+from deadpool_run.worker.variables.first_values import FirstValues, Name, counts_of, facts_of, shown_variable
 from deadpool_run.worker.variables.late_modules import LateModules
 from deadpool_run.worker.variables.left_alone import digests_of_unwritten, progress_here, progress_of_made
 from deadpool_run.worker.variables.references import References
 from deadpool_run.worker.variables.scope import Scope
 from deadpool_run.worker.variables.scopes import Scopes
+from deadpool_run.worker.variables.unchanged import may_be_dropped
 from deadpool_run.worker.variables.values.digests import Looks
-from deadpool_run.worker.variables.values.lost import MADE_LATER, SHARED, LostValue, kept_back, raise_refused
+from deadpool_run.worker.variables.values.lost import (
+    MADE_LATER,
+    REASSIGNED,
+    SHARED,
+    LostValue,
+    kept_back,
+    raise_refused,
+)
 from deadpool_run.worker.variables.values.objects import MadeLaterError, Objects, OpaqueError, UnkeptDataError
 from deadpool_run.worker.variables.values.reader import ValueReader
 from deadpool_run.worker.variables.values.shared_memory import SharedMappings
@@ -39,13 +47,9 @@ _IMPORTED = "imported modules"
 """Not a scope: the names of the modules that were imported after the loop began."""
 _LEFT_ALONE = "left alone"
 """Not a scope: objects that snapshots do not keep and that have changed, with their progress."""
-_GONE = ["gone"]
-_LOST = "lost"
 
 Changed = dict[str, dict[str, Any]]
 """Nodes by scope and variable."""
-_Name = tuple[str, str]
-"""The names of a scope and a variable."""
 
 
 class Variables:
@@ -62,16 +66,16 @@ class Variables:
         self.first = FirstValues()
         self._late: LateModules | None = None
         self._copies, self._shared = TensorCopies(), shared or SharedMappings()
-        self._moved: set[_Name] = set()
+        self._moved: set[Name] = set()
         """Variables with data that was not kept when the loop began, and has changed since."""
-        self._unkept: dict[_Name, Unkept] = {}
+        self._unkept: dict[Name, Unkept] = {}
         """Variables with data that the last snapshot does not hold, with records of their values at that time."""
-        self._earlier: dict[_Name, Unkept] = {}
+        self._earlier: dict[Name, Unkept] = {}
         """The same for the snapshot before the last."""
         self._around: dict[str, str] = {}
         """Containers and objects of the script with a part that no snapshot holds."""
         self._taken, self._number = 0, 0
-        self._reported: set[_Name] = set()
+        self._reported: set[Name] = set()
         self.too_large: dict[str, str] = {}
         """Changing variables that cannot be kept, each once, with the reason. The caller reports and clears them."""
         self.left_alone: list[str] = []
@@ -99,7 +103,7 @@ class Variables:
         self._shared.look(thorough=True)
         self._references.begin(self._scopes, self._writer().write)
         self._baseline = Baseline(self._writer, self.keeps)
-        self._baseline.note(self._scopes)
+        self._baseline.note(self._scopes, self._scopes.modules)
         self._objects.add_others(self._scopes.parameters)
         self._late = LateModules(self._imported)
         self._copies.begun()
@@ -131,24 +135,25 @@ class Variables:
         found: Changed = {}
         writer = self._writer(late=True)
         for scope in self._scopes.changing():
-            now = scope.read()
-            changed = {
+            now, dead = scope.without_dead()
+            changed: dict[str, Any] = dict.fromkeys(dead, DEAD)
+            changed |= {
                 name: node
                 for name, value, first in self._baseline.maybe_changed(scope.name, now)
                 if (node := self._changed(writer, (scope.name, name), value, first, thorough=thorough)) is not None
             }
-            changed |= {name: _GONE for name in self._baseline.of(scope.name) if name not in now}
+            changed |= {name: GONE for name in self._baseline.of(scope.name) if not (name in now or name in dead)}
             if changed:
                 found[scope.name] = changed
         if replaced := self._scopes.children.take():
             found[_REPLACED] = replaced
-            for path in replaced:
-                why = "it was put in place of another one, and not created in set-up"
-                self.report_unkept(f"the module {shown(path)}", why)
+            for name in map(shown, replaced):
+                self.report_unkept(
+                    f"the module {name}", "it was put in place of another one, and not created in set-up"
+                )
         if left_alone := self._advanced() | self._around:
             found[_LEFT_ALONE] = left_alone
-        if self._late.names:
-            found[_IMPORTED] = dict.fromkeys(self._late.names)
+        found |= {_IMPORTED: dict.fromkeys(self._late.names)} if self._late.names else {}
         large: list[Tensor] = []
 
         def numbered(copy: TensorCopy) -> int:
@@ -211,10 +216,8 @@ class Variables:
             if wanted:
                 scope.write(wanted)
             if scope.remove is not None:
-                gone = {name for name, node in nodes.items() if node == _GONE}
                 known = self._baseline.of(scope.name).keys() | self._baseline.code_of(scope.name).keys() | nodes.keys()
-                known -= gone
-                for name in scope.read().keys() - known:
+                for name in scope.read().keys() - (known - {name for name, node in nodes.items() if node == GONE}):
                     scope.remove(name)
 
     def put_back(self) -> None:
@@ -261,7 +264,7 @@ class Variables:
         if self._scopes is not None:
             scopes = self._scopes.add_module(name, module)
             self._references.add(scopes, self._writer().write)
-            self._baseline.note(scopes, late=True)
+            self._baseline.note(scopes, self._scopes.modules, late=True)
 
     def _writer(self, noting: str = "", *, late: bool = False) -> ValueWriter:
         assert self._scopes is not None
@@ -278,14 +281,13 @@ class Variables:
             shared=self._shared,
         )
 
-    def _changed(self, writer: ValueWriter, name: _Name, value: Any, first: First | None, *, thorough: bool) -> Any:
+    def _changed(self, writer: ValueWriter, name: Name, value: Any, first: First | None, *, thorough: bool) -> Any:
         """Return the node of a variable; None if it is as it was at first, here and in another process."""
         if first is not None and first.node is UNKEPT:
             kept: Unkept = first.value
-            if name not in self._moved and not kept.has_unknown_progress:
-                inside = self._looks.may(kept.cost)
-                if kept.is_still(value, inside=inside, thorough=thorough):
-                    return None
+            may_be_still = name not in self._moved and not kept.has_unknown_progress
+            if may_be_still and kept.is_still(value, inside=self._looks.may(kept.cost), thorough=thorough):
+                return None
             self._moved.add(name)
         try:
             node = writer.write(value)
@@ -299,7 +301,7 @@ class Variables:
                 return node
             if isinstance(error, (UnkeptDataError, MadeLaterError)):
                 self._note_unkept(name, value, first, str(error))
-                return [_LOST, str(error), self._number]
+                return [LOST, str(error), self._number]
             if first is not None and first.node is OPAQUE and first.value is None:
                 return None
             if progress := progress_of_made(value, self.own_modules()):
@@ -308,7 +310,7 @@ class Variables:
         is_as_first = first is not None and not self._baseline.is_late(name[0]) and encoded(node) == first.encoded
         return None if is_as_first else node
 
-    def _note_unkept(self, name: _Name, value: Any, first: First | None, why: str) -> None:
+    def _note_unkept(self, name: Name, value: Any, first: First | None, why: str) -> None:
         earlier = self._earlier.get(name)
         now = Unkept(value, why, inside=self._looks.may(0 if earlier is None else earlier.cost))
         self._unkept[name] = now
@@ -320,43 +322,46 @@ class Variables:
         if earlier.differs_inside(now) or not earlier.is_still(value):
             self._report(name, why)
 
-    def _report(self, name: _Name, why: str) -> None:
+    def _report(self, name: Name, why: str) -> None:
         if name not in self._reported:
             self._reported.add(name)
             self.too_large[shown_variable(*name)] = why
+
+    def _stand_in(self, name: Name, why: str, kept: Any) -> LostValue:
+        return LostValue(shown_variable(*name), why, self.refuse, kept)
 
     def _read_all(
         self, reader: ValueReader, scope: str, nodes: dict[str, Any], kept: Mapping[str, Any]
     ) -> dict[str, Any]:
         found = {}
         for name, node in nodes.items():
-            if node in (OPAQUE, _GONE) or _is_lost(node):
+            if node in (OPAQUE, GONE, DEAD) or is_lost(node):
                 continue
             if references.is_made_later(node):
                 later = self._references.of_node(node)
-                lost = LostValue(shown_variable(scope, name), MADE_LATER, self.refuse, kept.get(name))
-                found[name] = lost if later is None else later
+                found[name] = self._stand_in((scope, name), MADE_LATER, kept.get(name)) if later is None else later
                 continue
             try:
                 found[name] = reader.read(node)
             except (OpaqueError, KeyError):
                 why = "it has a function, a class or another object that was made after the loop had begun"
-                found[name] = LostValue(shown_variable(scope, name), why, self.refuse, kept.get(name))
+                found[name] = self._stand_in((scope, name), why, kept.get(name))
         return found
 
     def _lost(self, scope: Scope, nodes: dict[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
-        """Return stand-ins for data that the snapshot lacks and that this process does not have unchanged."""
+        """Return stand-ins for data that the snapshot lacks and that this process does not have unchanged, and for dead variables."""
         found = {}
         for name, node in nodes.items():
-            if not _is_lost(node):
+            kept = now.get(name) if self.trying else None
+            if node == DEAD and may_be_dropped(now.get(name)):
+                found[name] = self._stand_in((scope.name, name), REASSIGNED, kept)
+            if not is_lost(node):
                 continue
             unkept = self._unkept.get((scope.name, name)) if node[2] == self._number else None
             if unkept is not None and unkept.is_iterator and self.trying:
                 continue  # the trial compares the results
             if unkept is None or name not in now or not unkept.undo(now[name]):
-                found[name] = LostValue(
-                    shown_variable(scope.name, name), node[1], self.refuse, now.get(name) if self.trying else None
-                )
+                found[name] = self._stand_in((scope.name, name), node[1], kept)
         return found
 
     def _unchanged(
@@ -372,7 +377,7 @@ class Variables:
                 if first.value.is_iterator and self.trying:
                     continue
                 if name not in now or not first.value.undo(now[name]):
-                    found[name] = LostValue(shown_variable(scope.name, name), first.value.why, self.refuse, kept)
+                    found[name] = self._stand_in((scope.name, name), first.value.why, kept)
             elif first.node is OPAQUE:
                 value = None if first.value is None else first.value()
                 if value is not None:  # else the script has dropped it
@@ -381,7 +386,7 @@ class Variables:
                 found[name] = self._as_first(reader, first, (scope.name, name), kept)
         return found
 
-    def _as_first(self, reader: ValueReader, first: First, name: _Name, kept: Any) -> Any:
+    def _as_first(self, reader: ValueReader, first: First, name: Name, kept: Any) -> Any:
         """Return the first value, without later changes to its content; a stand-in if other ranks have changed it."""
         value = first.value() if type(first.value) is weakref.ReferenceType else first.value
         if not isinstance(first.node, list) or first.node[0] == "scope":
@@ -390,10 +395,6 @@ class Variables:
             differs = encoded(self._writer().write(value)) != first.encoded
         except OpaqueError as error:
             if str(error) == SHARED:
-                return LostValue(shown_variable(*name), SHARED, self.refuse, kept)
+                return self._stand_in(name, SHARED, kept)
             differs = True
         return reader.read(first.node) if differs else value
-
-
-def _is_lost(node: Any) -> bool:
-    return isinstance(node, list) and node[0] == _LOST

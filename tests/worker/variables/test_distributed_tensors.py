@@ -141,7 +141,7 @@ def test_any_other_is_lost_and_refused_when_it_is_used(mesh, what):
     else:
         held = weight.clone().requires_grad_()
     taken = variables.take()
-    held = None
+    held = None if taken else held
     variables.put(taken)
     with pytest.raises(RefusedError, match="it is a DTensor"):
         held.sum()

@@ -648,7 +648,7 @@ def test_a_variable_holds_the_protected_object_that_it_held():
             now, optimizer = (critic, optimizers[1]) if step % 2 == 0 else (generator, optimizers[0])
             layer = generator[0]
         taken.append(variables.take())
-        now = optimizer = layer = None
+        now, optimizer, layer = (None, None, None) if taken else (now, optimizer, layer)
         variables.put(taken[0])
         return now is critic, optimizer is optimizers[1], layer is generator[0]
 

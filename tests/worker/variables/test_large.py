@@ -56,7 +56,7 @@ def gather(variables, *, until, and_then, taken):
         with torch.no_grad():
             hand -= 0.1 * hand.grad
         losses.extend(range(step, step + 7000))
-        groups = collections.defaultdict(list, {step: [step]})
+        groups = collections.defaultdict(list, {step: [step]}) if step >= 0 else groups
     taken.append(variables.take())
     variables.put(taken[0])
     groups = groups or collections.defaultdict(list)

@@ -340,7 +340,7 @@ def test_a_container_of_set_up_is_named_if_the_loop_puts_such_a_part_into_it(kin
         taken.append(variables.take())
         if not steps:
             variables.put(taken[0])
-        return [name.rpartition(".")[2] for name in variables.left_alone]
+        return [name.rpartition(".")[2] for name in variables.left_alone], len(parts)
 
     taken = Taken()
-    assert (loop(taken, steps=1), loop(taken, steps=0)) == ([], ["parts"])
+    assert (loop(taken, steps=1), loop(taken, steps=0)) == (([], 3), (["parts"], 3))

@@ -56,7 +56,7 @@ class Rank:
             current = make()
             kept.append(current)
             taken.append(self.variables.take())
-            current = make()
+            current = make() if taken else current
         self.variables.put(put or taken[0])
         self.variables.take()  # as after each restore: that alone does not use what was lost
         return current, kept, taken

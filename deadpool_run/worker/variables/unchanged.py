@@ -1,0 +1,67 @@
+"""Which values are as they were, by the identities of what is in them: much cheaper than to write them again in each step."""
+
+import operator
+from collections import OrderedDict, deque
+from collections.abc import Callable, Collection
+from typing import Any
+
+from deadpool_run.worker.codec import table_of
+from deadpool_run.worker.variables.modules import LEAVES
+from deadpool_run.worker.variables.values.kinds.library_values import is_immutable
+from deadpool_run.worker.variables.values.kinds.own_objects import is_own, is_plain
+from deadpool_run.worker.variables.values.tensors import is_data
+
+_LISTS, _DICTS = frozenset({list, tuple, set, frozenset, deque}), frozenset({dict, OrderedDict})
+_MOST = 256
+"""Containers and objects in one value."""
+
+Parts = tuple[tuple[Any, type, tuple[Any, ...]], ...]
+"""The containers and objects in a value, each with its class and what was in it."""
+
+
+def parts_of(value: Any, own: Collection[str], is_kept: Callable[[Any], bool]) -> Parts | None:
+    """Return what has to stay the same for a value to be as it is; None if something in it may change unseen.
+
+    `own` are the script's modules. What is in an object that `is_kept` is somewhere else in a snapshot.
+    """
+    found: dict[int, tuple[Any, type, tuple[Any, ...]]] = {}
+    waiting = [value]
+    while waiting:
+        each = waiting.pop()
+        kind = type(each)
+        if kind in LEAVES or id(each) in found or is_immutable(each) or (each is not value and is_kept(each)):
+            continue
+        is_readable = kind in _LISTS or kind in _DICTS or (is_own(kind, own) and is_plain(kind))
+        if not is_readable or len(found) == _MOST:
+            return None
+        items = _items_of(each)
+        found[id(each)] = each, kind, items
+        waiting += items
+    return tuple(found.values())
+
+
+def are_same(parts: Parts) -> bool:
+    """Return whether every container and object has what it had. Takes a microsecond for each."""
+    for each, kind, items in parts:
+        now = _items_of(each)
+        if type(each) is not kind or len(now) != len(items) or not all(map(operator.is_, now, items)):
+            return False
+    return True
+
+
+def may_be_dropped(value: Any) -> bool:
+    """Return whether nothing ends with a value: it is data, or a container of data. Other values may keep a pool of threads alive."""
+    return _is_data(value) or (type(value) in _LISTS | _DICTS and all(map(_is_data, _items_of(value))))
+
+
+def _is_data(value: Any) -> bool:
+    return type(value) in LEAVES or is_data(value)
+
+
+def _items_of(value: Any) -> tuple[Any, ...]:
+    """Return what is in a container, or the attributes of an object with their names."""
+    kind = type(value)
+    if kind in _LISTS:
+        return tuple(value)
+    table = value if kind in _DICTS else table_of(value)
+    return (*table, *table.values())

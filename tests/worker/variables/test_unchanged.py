@@ -1,0 +1,105 @@
+"""Which values are as they were, by the identities of what is in them."""
+
+import random
+from collections import OrderedDict, deque
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+
+from deadpool_run.worker.variables.unchanged import are_same, may_be_dropped, parts_of
+
+
+@dataclass(frozen=True)
+class Size:
+    width: int
+    more: dict = field(default_factory=dict)
+
+
+class Other:
+    pass
+
+
+class Slots:
+    __slots__ = ("n",)
+
+
+OWN = {__name__}
+
+
+def noted(value):
+    return parts_of(value, OWN, lambda _: False)
+
+
+CHANGES = {
+    "an item of a list": (lambda: [1, [2]], lambda value: value[1].append(3)),
+    "an item of a tuple's list": (lambda: (1, [2]), lambda value: value[1].__setitem__(0, 3)),
+    "a key of a dict": (lambda: {"a": 1}, lambda value: value.update(b=value.pop("a"))),
+    "a value of a dict inside": (lambda: {"a": {"b": 1}}, lambda value: value["a"].update(b=2)),
+    "the order of a dict": (lambda: OrderedDict(a=1, b=2), lambda value: value.move_to_end("a")),
+    "an item of a set": (lambda: {"a", "b"}, lambda value: value.add("c")),
+    "the order of a deque": (lambda: deque([1, 2]), lambda value: value.rotate()),
+    "an attribute": (lambda: [Size(1)], lambda value: object.__setattr__(value[0], "width", 2)),
+    "a new attribute": (lambda: [Size(1)], lambda value: object.__setattr__(value[0], "height", 2)),
+    "a dict in an object": (lambda: [Size(1, {"a": 1})], lambda value: value[0].more.clear()),
+    "the table of an object": (lambda: [Other()], lambda value: setattr(value[0], "__dict__", {"a": 1})),
+    "the class of an object": (lambda: [Other()], lambda value: setattr(value[0], "__class__", Another)),
+    "in a circle": (lambda: circle([1]), lambda value: value[0].append(2)),
+}
+
+
+class Another:
+    pass
+
+
+def circle(value):
+    whole = [value]
+    value.append(whole)
+    return whole
+
+
+@pytest.mark.parametrize(("make", "change"), CHANGES.values(), ids=CHANGES)
+def test_a_change_is_seen(make, change):
+    value = make()
+    parts = noted(value)
+    assert are_same(parts)
+    change(value)
+    assert not are_same(parts)
+
+
+@pytest.mark.parametrize("value", [1, "a", None, torch.float32, 1j, b"a"])
+def test_a_value_that_never_changes(value):
+    assert noted(value) == ()
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        torch.zeros(1),
+        [torch.zeros(1)],
+        {"a": [Slots()]},
+        [iter([])],
+        [random.Random(1)],
+        [[n] for n in range(300)],
+        print,
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_a_value_in_which_something_changes_unseen(value):
+    assert noted(value) is None
+
+
+def test_an_object_of_a_library():
+    assert parts_of([Size(1)], set(), lambda _: False) is None
+
+
+def test_what_is_kept_elsewhere():
+    elsewhere = Size(1)
+    parts = parts_of({"one": elsewhere}, OWN, lambda each: each is elsewhere)
+    object.__setattr__(elsewhere, "width", 2)
+    assert are_same(parts)
+
+
+def test_what_may_be_dropped():
+    assert all(map(may_be_dropped, [1, None, torch.zeros(1), [torch.zeros(1), 2], {"a": torch.zeros(1)}, (), {3}]))
+    assert not any(map(may_be_dropped, [Other(), [Other()], {"a": Other()}, print, [[]], iter([])]))
