@@ -20,6 +20,7 @@ SMALLEST = {
     "soak.py": "--kills 7 --ranks 2",
     "spares.py": "--kills 1",
     "startup.py": "--ranks 2 --rounds 1",
+    "versions.py": f"{HERE.parents[1]} --turns 1 --kills 1",
     "viewers.py": "--ranks 64 --viewers 2 --seconds 1",
 }
 USUAL = {"scale.py"}
