@@ -164,8 +164,8 @@ class Run:
         return self.ask({"do": "status"})
 
 
-def deadpool(home: Path, ranks: int, spares: int, *script: object) -> Run:
-    """Return a run of recipes/gpt under deadpool-run."""
+def deadpool(home: Path, ranks: int, spares: int, *script: object, path: Path = GPT) -> Run:
+    """Return a run of `path` under deadpool-run."""
     command = [
         sys.executable,
         "-m",
@@ -176,7 +176,7 @@ def deadpool(home: Path, ranks: int, spares: int, *script: object) -> Run:
         "--nproc-per-node",
         ranks,
     ]
-    return Run(home, ranks, [*map(str, command), "--spares", str(spares), *_script(GPT, home, script)])
+    return Run(home, ranks, [*map(str, command), "--spares", str(spares), *_script(path, home, script)])
 
 
 def torchrun(home: Path, ranks: int, *script: object, path: Path = GPT, max_restarts: int = 0) -> Run:

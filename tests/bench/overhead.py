@@ -8,13 +8,14 @@ workers of one are stopped (SIGSTOP) while the other's run. So other load on the
 turn is left out, since the pause interrupts it. The time of a capture after a step is part of the next step. On a shared
 machine, step times differ by 10 % and more, so one run gives the ratio of step times to within 1-2 %. The benchmark also
 prints the CPU time of all processes and threads of a launcher, per step and rank. It varies less, and is an upper bound
-for the cost of protection if cores are not idle. Two sizes:
+for the cost of protection if cores are not idle. Three loads:
 
 * heavy: 3.3 M parameters and 32 sequences of 128 bytes per rank, which is a step of a second or more on one core. A snapshot
   copies 12 bytes per parameter (weights and both moments). A step computes 6 floating-point operations per parameter and
   token. With 4,096 tokens per rank and step, the minimum of a training step on an accelerator, the copy is a fraction of a
   percent of the computation.
 * tiny: 0.1 M parameters and 128 tokens, which is a step of milliseconds. It shows the fixed cost of a step at its worst.
+* images: a small convolution on 64 images of 224 x 224 pixels, 37 MiB. It shows whether data of the batch costs anything.
 """
 
 import argparse
@@ -32,7 +33,7 @@ from statistics import median
 from typing import Any
 
 import psutil
-from common import BenchError, Run, deadpool, header, quantile, result, table, torchrun
+from common import GPT, BenchError, Run, deadpool, header, quantile, result, table, torchrun
 
 LAUNCHERS = ("deadpool-run", "torchrun")
 SETTLE_STEPS = 4
@@ -43,7 +44,7 @@ BOUND_S = 600.0
 
 @dataclass(frozen=True)
 class Load:
-    """One size of recipes/gpt."""
+    """One size of recipes/gpt, or another script."""
 
     size: str
     batch: int
@@ -51,9 +52,19 @@ class Load:
     """Steps per turn."""
     turns: int
     """Turns of a launcher per round. Each round starts both jobs again."""
+    path: Path = GPT
+
+    def script(self, parallel: str) -> tuple[object, ...]:
+        """Return the arguments of the script."""
+        sized = ("--parallel", parallel, "--size", self.size) if self.path == GPT else ()
+        return (*sized, "--batch", self.batch, "--steps", FOREVER)
 
 
-LOADS = {"heavy": Load("small", 32, 5, 8), "tiny": Load("tiny", 4, 100, 8)}
+LOADS = {
+    "heavy": Load("small", 32, 5, 8),
+    "tiny": Load("tiny", 4, 100, 8),
+    "images": Load("images", 64, 20, 8, Path(__file__).resolve().parent / "images_train.py"),
+}
 
 
 class Side:
@@ -134,7 +145,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--spares", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=3, help="rounds per size; each starts both launchers again")
     parser.add_argument("--parallel", choices=("ddp", "fsdp2"), default="ddp")
-    parser.add_argument("--load", choices=sorted(LOADS), action="append", help="default: both")
+    parser.add_argument("--load", choices=sorted(LOADS), action="append", help="default: all")
     parser.add_argument("--quick", action="store_true", help="1 round")
     args = parser.parse_args()
     args.rounds = 1 if args.quick else args.rounds
@@ -142,12 +153,12 @@ def options() -> argparse.Namespace:
 
 
 def measure(args: argparse.Namespace, load: Load, home: Path) -> dict[str, list[Round]]:
-    script = ("--parallel", args.parallel, "--size", load.size, "--batch", load.batch, "--steps", FOREVER)
+    script = load.script(args.parallel)
     rounds: dict[str, list[Round]] = {name: [] for name in LAUNCHERS}
     for number in range(args.rounds):
         sides = [
-            Side("deadpool-run", deadpool(home / f"d{number}", args.ranks, args.spares, *script)),
-            Side("torchrun", torchrun(home / f"t{number}", args.ranks, *script)),
+            Side("deadpool-run", deadpool(home / f"d{number}", args.ranks, args.spares, *script, path=load.path)),
+            Side("torchrun", torchrun(home / f"t{number}", args.ranks, *script, path=load.path)),
         ]
         sides[0].run.env["DEADPOOL_HANG_TIMEOUT"] = "0"
         for side in play(sides[:: 1 if number % 2 == 0 else -1], load):
@@ -202,7 +213,7 @@ def show(name: str, load: Load, rounds: dict[str, list[Round]]) -> dict[str, Any
         flush=True,
     )
     return {
-        "load": asdict(load),
+        "load": asdict(load) | {"path": load.path.name},
         "rounds": {launcher: [asdict(each) for each in found] for launcher, found in rounds.items()},
         "step_ratio": round(ours / theirs, 4),
         "step_ratio_of_turns": round(median(pairs), 4),

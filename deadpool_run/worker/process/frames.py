@@ -67,6 +67,12 @@ def function_frames() -> Iterator[tuple[str, FrameType]]:
             yield f"{name}()" + (f" {seen[name]}" if seen[name] > 1 else ""), frame
 
 
+def module_frames() -> Iterator[FrameType]:
+    """Yield the frames of the script's modules whose code is running. That of a class has a table of its own."""
+    running = (frame for frame in script_frames() if not frame.f_code.co_flags & CO_OPTIMIZED)
+    return (frame for frame in running if frame.f_locals is frame.f_globals)
+
+
 def local_variables(frame: FrameType) -> dict[str, Any]:
     """Return the variables of a function's frame that have a value."""
     found = dict(frame.f_locals)

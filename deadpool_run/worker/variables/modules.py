@@ -43,6 +43,11 @@ class AttributeTable:
         """The functions and classes that it had at first."""
         self._changed_code = _finder_of_changes(self.code)
 
+    @property
+    def identity(self) -> int:
+        """The identity of the table."""
+        return id(self._table)
+
     def __call__(self) -> dict[str, Any]:
         """Return the variables."""
         found = self._table

@@ -7,22 +7,26 @@ from weakref import getweakrefcount
 
 from deadpool_run.worker.variables.modules import AttributeTable
 
+Read = Callable[[], Mapping[str, Any]]
+Write = Callable[[Mapping[str, Any]], Any]
+Remove = Callable[[str], object] | None
+
 
 @dataclass(frozen=True, slots=True)
 class Scope:
     """A named group of variables of the script."""
 
     name: str
-    read: Callable[[], Mapping[str, Any]]
+    read: Read
     """Returns the present values by variable."""
-    write: Callable[[Mapping[str, Any]], Any]
+    write: Write
     """Sets some variables."""
-    remove: Callable[[str], object] | None = None
+    remove: Remove = None
     """Deletes a variable that did not exist at a snapshot; None where that makes no difference."""
     table: AttributeTable | None = None
     """Reads them, if unchanged functions and classes are left out."""
     dead: frozenset[str] = frozenset()
-    """Variables of a running function that it assigns again before it reads them."""
+    """Variables that running code assigns again before it reads them."""
 
     def all(self) -> Mapping[str, Any]:
         """Return the present values, also those that `read` leaves out."""
@@ -39,11 +43,6 @@ class Scope:
         return {} if self.table is None else self.table.code
 
 
-def of_table(
-    name: str,
-    table: AttributeTable,
-    write: Callable[[Mapping[str, Any]], Any],
-    remove: Callable[[str], object] | None = None,
-) -> Scope:
+def of_table(name: str, table: AttributeTable, write: Write, remove: Remove = None) -> Scope:
     """Return the scope of the attributes of a module, a class or an object."""
     return Scope(name, table, write, remove, table)

@@ -2,7 +2,7 @@
 
 import sys
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator
 from contextvars import ContextVar
 from dataclasses import replace
 from enum import EnumType
@@ -20,11 +20,12 @@ from deadpool_run.worker.process.frames import (
     closed_over,
     function_frames,
     local_variables,
+    module_frames,
     script_frames,
     set_closed_over,
     set_local_variables,
 )
-from deadpool_run.worker.process.liveness import dead_variables
+from deadpool_run.worker.process.liveness import dead_in_modules, dead_variables
 from deadpool_run.worker.process.script_files import is_unlisted, own_modules
 from deadpool_run.worker.state.optimizers import is_optimizer_wrapper
 from deadpool_run.worker.state.script_hooks import module_of
@@ -46,7 +47,7 @@ from deadpool_run.worker.variables.modules import (
     small_attributes_of,
     submodules_of,
 )
-from deadpool_run.worker.variables.scope import Scope, of_table
+from deadpool_run.worker.variables.scope import Read, Remove, Scope, Write, of_table
 from deadpool_run.worker.variables.values.kinds.distributed_tensors import mesh_of
 from deadpool_run.worker.variables.values.kinds.functions import (
     Attributes,
@@ -146,7 +147,10 @@ class Scopes:
     def changing(self) -> Iterator[Scope]:
         """Yield the scopes that may have changed since the loop began."""
         yield from self._running()
-        yield from self._found
+        dead = dead_in_modules(module_frames())
+        for scope in self._found:
+            names = None if scope.table is None else dead.get(scope.table.identity)
+            yield replace(scope, dead=names) if names else scope
         yield from self._fixed.changed()
 
     def of_names(self, names: Collection[str]) -> Iterator[Scope]:
@@ -360,14 +364,7 @@ class Scopes:
         variables = DictVariables(content, base)
         self._add_named(name, value, variables.read, variables.write, variables.remove)
 
-    def _add_named(
-        self,
-        name: str,
-        value: Any,
-        read: Callable[[], Mapping[str, Any]],
-        write: Callable[[Mapping[str, Any]], Any],
-        remove: Callable[[str], object] | None = None,
-    ) -> None:
+    def _add_named(self, name: str, value: Any, read: Read, write: Write, remove: Remove = None) -> None:
         self.objects.add(name, value)
         self._add(Scope(name, read, write, remove))
 

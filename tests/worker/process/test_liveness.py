@@ -6,8 +6,8 @@ from contextlib import suppress
 
 import pytest
 
-from deadpool_run.worker.process.frames import set_local_variables
-from deadpool_run.worker.process.liveness import dead_variables
+from deadpool_run.worker.process.frames import module_frames, set_local_variables
+from deadpool_run.worker.process.liveness import dead_in_modules, dead_variables
 
 
 def dead_in(loop):
@@ -34,7 +34,7 @@ def test_the_batch_the_loss_and_the_step():
             total += loss
         return total
 
-    assert dead_in(loop) == {"steps", "step", "inputs", "targets", "loss"}
+    assert dead_in(loop) == {"step", "inputs", "targets", "loss"}
 
 
 def test_a_variable_that_is_read_after_the_loop():
@@ -43,7 +43,7 @@ def test_a_variable_that_is_read_after_the_loop():
             loss = step
         return loss
 
-    assert dead_in(loop) == {"steps", "step"}
+    assert dead_in(loop) == {"step"}
 
 
 def test_a_variable_that_one_path_does_not_assign():
@@ -55,7 +55,7 @@ def test_a_variable_that_one_path_does_not_assign():
             worst = step or worst
             print(best, worst)
 
-    assert dead_in(loop) == {"steps", "step"}
+    assert dead_in(loop) == {"step"}
 
 
 def test_an_exception_before_the_assignment():
@@ -69,7 +69,7 @@ def test_an_exception_before_the_assignment():
             other = step
             print(other)
 
-    assert dead_in(loop) == {"steps", "step", "other"}
+    assert dead_in(loop) == {"step", "other"}
 
 
 def test_an_exception_instead_of_the_next_step():
@@ -82,7 +82,7 @@ def test_an_exception_instead_of_the_next_step():
         except ValueError:
             print(loss)
 
-    assert dead_in(loop) == {"steps", "step", "other"}
+    assert dead_in(loop) == {"step", "other"}
 
 
 def test_a_context_manager_may_swallow_an_exception():
@@ -102,7 +102,7 @@ def test_a_context_manager_may_swallow_an_exception():
                 print(inside)
             print(loss)
 
-    assert dead_in(loop) == {"steps", "step", "inside"}
+    assert dead_in(loop) == {"step", "inside"}
 
 
 def test_a_deleted_variable_has_to_be_there():
@@ -115,7 +115,7 @@ def test_a_deleted_variable_has_to_be_there():
             last = first
             print(last)
 
-    assert dead_in(loop) == {"steps", "step", "last"}
+    assert dead_in(loop) == {"step", "last"}
 
 
 def test_a_variable_that_a_function_inside_shares():
@@ -129,7 +129,7 @@ def test_a_variable_that_a_function_inside_shares():
             given = shared = own = step
             print(read(), own)
 
-    assert dead_in(loop) == {"steps", "step", "own"}
+    assert dead_in(loop) == {"step", "own"}
 
 
 def test_a_comprehension_with_the_same_name():
@@ -143,16 +143,21 @@ def test_a_comprehension_with_the_same_name():
     assert "each" not in dead_in(loop)
 
 
-@pytest.mark.parametrize("name", ["locals", "vars", "eval", "exec", "dir"])
-def test_nothing_is_dead_where_variables_are_read_by_name(name):
-    def loop(steps):
-        for step in steps:
-            loss = step
-            print(loss)
+READS = ["locals()", "vars()", "dir()", "eval('0')", "exec('0')", "globals()"]
 
-    assert "loss" in dead_in(loop)
-    loop.__code__ = loop.__code__.replace(co_names=(*loop.__code__.co_names, name))
-    assert dead_in(loop) == set()
+
+@pytest.mark.parametrize("read", READS)
+def test_nothing_is_dead_where_variables_are_read_by_name(read):
+    names = {}
+    exec(f"def loop(steps):\n    for step in steps:\n        loss = step\n        print(loss, {read})", names)
+    assert dead_in(names["loop"]) == set()
+
+
+@pytest.mark.parametrize("read", READS)
+def test_what_was_read_by_name_before_the_loop_makes_no_difference(read):
+    names = {}
+    exec(f"def loop(steps):\n    {read}\n    for step in steps:\n        loss = step\n        print(loss)", names)
+    assert dead_in(names["loop"]) == {"step", "loss"}
 
 
 def test_a_variable_that_a_text_names():
@@ -163,7 +168,7 @@ def test_a_variable_that_a_text_names():
             limit = lower = step
             print(limit, lower)
 
-    assert dead_in(loop) == {"steps", "step", "lower"}
+    assert dead_in(loop) == {"step", "lower"}
 
 
 def test_a_function_under_a_debugger():
@@ -177,6 +182,85 @@ def test_a_function_under_a_debugger():
     before, now, _ = loop()
     assert before == {"before", "unused"}
     assert now == set()
+
+
+# --- modules ---------------------------------------------------------------------------------------------------------------
+
+
+def dead_in_module(text):
+    """Return what is dead in the code of a module when it asks for its first step."""
+    found = []
+
+    def steps():
+        found.append(dead_in_modules(module_frames()))
+        yield 0
+
+    variables = {"__name__": __name__, "steps": steps()}
+    exec(compile(text, __file__, "exec"), variables)
+    return found[0].get(id(variables))
+
+
+LOOP = """
+for step in steps:
+    batch, loss = step, 1
+    total = loss + batch
+    print(total)
+"""
+
+
+def test_variables_of_a_module():
+    assert dead_in_module(LOOP) == {"step", "batch", "loss", "total"}
+
+
+def test_a_variable_that_a_module_reads_after_the_loop():
+    assert dead_in_module(LOOP + "print(loss)") == {"step", "batch", "total"}
+
+
+@pytest.mark.parametrize(
+    "reader",
+    [
+        "def report():\n    return batch",
+        "def report():\n    global batch\n    batch = 1",
+        "class Report:\n    size = len([batch])",
+        "def outer():\n    def inner():\n        return batch",
+        "report = lambda: batch",
+        "def report(data):\n    return data.query('@batch > 1')",
+        "def report(module):\n    return module.batch",
+    ],
+)
+def test_a_variable_that_a_function_of_the_module_names(reader):
+    assert dead_in_module(f"batch = 0\n{reader}\n{LOOP}") == {"step", "loss", "total"}
+
+
+@pytest.mark.parametrize("read", [*READS, "vars(__import__('sys'))"])
+def test_a_function_of_the_module_that_reads_variables_by_name(read):
+    assert dead_in_module(f"def report():\n    return {read}\n{LOOP}") == set()
+
+
+def test_what_the_loop_does_not_assign():
+    assert dead_in_module(f"limit = 3\n{LOOP}") == {"step", "batch", "loss", "total"}
+
+
+def test_code_with_a_table_of_its_own():
+    found = []
+
+    def steps():
+        found.append(dead_in_modules(module_frames()))
+        yield 0
+
+    variables = {"__name__": __name__, "batch": 0}
+    exec(compile(LOOP, __file__, "exec"), variables, {"steps": steps()})
+    assert found == [{}]
+
+
+def test_the_names_of_a_class_are_its_own():
+    text = "class Training:\n" + LOOP.replace("\n", "\n    ")
+    assert dead_in_module(text) == set()
+
+
+def test_code_that_a_module_executes():
+    text = f"batch = 0\nexec(compile({LOOP!r}, {__file__!r}, 'exec'))\nprint(batch)"
+    assert dead_in_module(text) == set()
 
 
 # --- random functions --------------------------------------------------------------------------------------------------
@@ -280,7 +364,6 @@ class Poison:
 def run(source, *, poisoning):
     """Run a function. With `poisoning`, put other values into its dead variables whenever it asks for a step; count them."""
     names, out, count = {"__name__": __name__}, [], 0
-    exec(source, names)
 
     def steps():
         nonlocal count
@@ -292,18 +375,41 @@ def run(source, *, poisoning):
             yield step
         raise ValueError
 
+    exec(source, names)
     with suppress(ValueError, NameError):
         names["loop"](steps(), out, Swallows)
     return list(map(repr, out)), count
 
 
-def test_random_functions_do_not_see_their_dead_variables():
+def run_module(source, *, poisoning):
+    """The same with the code of the function as that of a module."""
+    lines = [line.removeprefix("    ") for line in source.splitlines()[1:]]
+    out, count = [], 0
+
+    def steps():
+        nonlocal count
+        for step in range(5):
+            dead = dead_in_modules(module_frames()).get(id(names), ()) if poisoning else ()
+            found = {name: Poison() for name in dead if name in NAMES and name in names}
+            names.update(found)
+            count += len(found)
+            yield step
+        raise ValueError
+
+    names = {"__name__": __name__, "steps": steps(), "out": out, "Swallows": Swallows}
+    with suppress(ValueError, NameError):
+        exec(compile("\n".join(lines), __file__, "exec"), names)
+    return list(map(repr, out)), count
+
+
+@pytest.mark.parametrize("run_code", [run, run_module])
+def test_random_code_does_not_see_its_dead_variables(run_code):
     seed, poisoned = random.randrange(1 << 32), 0
     dice = random.Random(seed)
     for _ in range(500):
         source = Writer(dice).function()
-        expected, _ = run(source, poisoning=False)
-        found, count = run(source, poisoning=True)
+        expected, _ = run_code(source, poisoning=False)
+        found, count = run_code(source, poisoning=True)
         assert found == expected, f"seed {seed}:\n{source}"
         poisoned += count
     assert poisoned > 100

@@ -1,7 +1,9 @@
 """Dead variables, which their function assigns again before it reads them, are in no snapshot."""
 
+import importlib
 import sys
 import weakref
+from types import ModuleType
 
 import pytest
 import torch
@@ -133,6 +135,41 @@ def try_out():
         batch = step + 7
         print(batch)
     return found
+
+
+MODULE = """
+from loop_of_test import asked, read
+
+kept = 0.0
+for step in asked():
+    batch = [float(step)] * 3
+    kept += step + 1
+    print(len(batch))
+read(vars())
+"""
+
+
+@pytest.mark.parametrize("use", ["", "def report():\n    return batch\n"], ids=["dead", "read by a function"])
+def test_variables_of_a_module_whose_code_has_the_loop(use, tmp_path, monkeypatch):
+    variables, taken, seen = Variables(), Box(), Box()
+
+    def asked():
+        variables.begin()
+        for step in range(2):
+            yield step
+            taken.append(variables.take())
+        variables.put(taken[0])
+
+    loop = ModuleType("loop_of_test")
+    loop.asked, loop.read = asked, lambda found: seen.extend([found["kept"], found["batch"]])
+    monkeypatch.setitem(sys.modules, loop.__name__, loop)
+    path = tmp_path / f"looped_{len(use)}.py"
+    path.write_text(use + MODULE.replace("vars()", "__import__('sys').modules[__name__].__dict__"))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, path.stem, raising=False)
+    importlib.import_module(path.stem)
+    assert seen[0] == 1.0
+    assert seen[1] == [0.0] * 3 if use else type(seen[1]) is LostValue
 
 
 def test_values_come_back_after_the_trial():

@@ -87,7 +87,7 @@ class Rank:
             value = make(self)
             kept.append(value)
             taken.append(self.variables.take())
-            value = make(self)
+            value = make(self) if taken else value
             self.variables.take()
         self.variables.put(put or taken[0])
         return value, *kept, *taken
