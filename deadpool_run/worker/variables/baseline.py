@@ -19,7 +19,7 @@ OPAQUE = ["opaque"]
 UNKEPT = ["unkept"]
 GONE = ["gone"]
 DEAD = ["dead"]
-"""The node of a variable that its function assigns again before it reads it."""
+"""The node of a variable that the code which has it assigns again before it reads it."""
 LOST = "lost"
 
 

@@ -1,4 +1,4 @@
-"""Dead variables, which their function assigns again before it reads them, are in no snapshot."""
+"""Dead variables, which running code assigns again before it reads them, are in no snapshot."""
 
 import importlib
 import sys
@@ -84,7 +84,9 @@ def test_a_batch_that_is_read_later_is_copied():
     ids=["tensor", "number", "list", "dict", "tuple"],
 )
 def test_who_reads_one_through_the_frame_is_refused(make):
-    with pytest.raises(RefusedError, match=r"train\(\)\.batch is carried .*: its function assigns it again before"):
+    with pytest.raises(
+        RefusedError, match=r"train\(\)\.batch is carried .*: the code that has it assigns it again before"
+    ):
         train(lambda frame: bool(frame.f_locals["batch"]), make)
 
 
