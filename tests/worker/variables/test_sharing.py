@@ -290,6 +290,28 @@ def test_a_new_view_of_several_parts_is_refused():
     assert type(loop(taken, steps=0)) is LostValue
 
 
+@pytest.mark.parametrize("make", [torch.zeros, np.zeros])
+def test_a_new_view_of_several_parts_refers_to_the_whole_one(make):
+    """Also if more parts than are tried begin before it."""
+
+    def loop(taken, *, steps):
+        whole, variables, view = make(24), Variables(), None
+        parts = [whole[at : at + 2] for at in range(0, 24, 2)]
+        variables.begin()
+        if steps:
+            view = whole[19:23]
+        taken.append(variables.take())
+        variables.put(taken[0])
+        view += 1
+        return whole.tolist(), [part.tolist() for part in parts]
+
+    taken = Box()
+    found = loop(taken, steps=1)
+    assert found[0] == [0.0] * 19 + [1.0] * 4 + [0.0]
+    assert [each for part in found[1] for each in part] == found[0]
+    assert loop(taken, steps=0) == found
+
+
 SLICES = {
     "rows": lambda part: part[5:9],
     "columns": lambda part: part[:, 1:],

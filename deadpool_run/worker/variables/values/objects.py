@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from deadpool_run.worker.variables.values.tensors import is_data
-from deadpool_run.worker.variables.values.views import Memory, covers, memory_of, start_of
+from deadpool_run.worker.variables.values.views import Memory, covers, has_whole_memory, memory_of, start_of
 
 _MOST_TRIED = 8
 """Tensors before a view in memory of which one may have all of its bytes."""
@@ -53,6 +53,8 @@ class Objects:
         self._objects: dict[str, Any] = {}  # keeps other objects alive, so that identities are not used again
         self._memory: defaultdict[Memory, list[tuple[int, str]]] = defaultdict(list)
         """Where those with their own content begin, and their names, in this order."""
+        self._whole: dict[Memory, str] = {}
+        """The names of those that have all of their memory."""
         self._meshes: dict[DeviceMesh, str] = {}
 
     def add(self, name: str, obj: Any, *, weakly: bool = False) -> None:
@@ -81,13 +83,17 @@ class Objects:
     def add_memory(self, obj: Any) -> None:
         """Note that the content of a named tensor or array is kept: later views of the same bytes refer to it."""
         if is_data(obj) and (memory := memory_of(obj)):
-            insort(self._memory[memory], (start_of(obj), self._names[id(obj)]))
+            name = self._names[id(obj)]
+            insort(self._memory[memory], (start_of(obj), name))
+            if has_whole_memory(obj):
+                self._whole.setdefault(memory, name)
 
     def base_of(self, obj: Any, memory: Memory) -> str | None:
         """Return the name of another tensor or array that has all bytes of `obj`, whose memory this is; None if there is none."""
         found = self._memory.get(memory, ())
         end = bisect_right(found, start_of(obj), key=itemgetter(0)) if found else 0
-        for _, name in reversed(found[max(0, end - _MOST_TRIED) : end]):
+        nearest = [name for _, name in reversed(found[max(0, end - _MOST_TRIED) : end])]
+        for name in (*nearest, *([self._whole[memory]] if memory in self._whole else [])):
             other = self.named(name)
             if other is not None and other is not obj and memory_of(other) == memory and covers(other, obj):
                 return name
