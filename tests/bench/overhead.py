@@ -82,7 +82,7 @@ class Side:
     def settle(self) -> None:
         """Run the first steps, which differ from later ones, and pause."""
         self.run.wait("the first steps", lambda: self.run.completed() >= SETTLE_STEPS, BOUND_S)
-        self._signal(signal.SIGSTOP)
+        self.stop()
 
     def take(self, steps: int) -> None:
         """Run for `steps` more steps."""
@@ -92,7 +92,7 @@ class Side:
         self._signal(signal.SIGCONT)
         # Poll seldom, and in the same way for both launchers, so that polling costs both the same.
         self.run.wait("the end of a turn", lambda: self.run.completed() >= before + steps, BOUND_S, poll_s=0.02)
-        self._signal(signal.SIGSTOP)
+        self.stop()
         cpu_s = self._cpu_s() - cpu_before
         self.cpu.append(cpu_s / (self._stamps() - steps_before))
         periods = []
@@ -114,6 +114,10 @@ class Side:
         launcher = psutil.Process(self.run.process.pid)
         times = [each.cpu_times() for each in (launcher, *launcher.children(recursive=True))]
         return sum(each.user + each.system for each in times)
+
+    def stop(self) -> None:
+        """Stop the workers."""
+        self._signal(signal.SIGSTOP)
 
     def _signal(self, number: int) -> None:
         for rank, log in enumerate(self.run.logs):

@@ -13,7 +13,7 @@ SMALLEST = {
     "capture.py": "8",
     "collectives.py": "--count 20",
     "nodes.py": "--losses 1 --torchrun-losses 0 --size tiny",
-    "overhead.py": "--quick --load tiny",
+    "overhead.py": "--quick --load tiny --load images",
     "recovery.py": "--ranks 2 --kills 1 --torchrun-kills 1",
     "replication.py": "--quick --mib 1 --streams 1",
     "scale.py": "--nodes 12,24 --lose 1",

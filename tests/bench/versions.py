@@ -9,9 +9,7 @@ each of its turns. Environments need the packages that each checkout imports. It
 """
 
 import argparse
-import os
 import random
-import signal
 import sys
 import tempfile
 import time
@@ -22,7 +20,7 @@ from statistics import median
 from typing import Any
 
 from common import BenchError, deadpool, header, kill_and_time, quantile, result, table, torchrun
-from overhead import FOREVER, Side
+from overhead import LOADS, Side, ratios
 from recovery import await_calm
 
 STEPS = 60
@@ -40,11 +38,6 @@ class Version:
     spares: int | None
     recoveries_s: list[float] = field(default_factory=list)
 
-    def stop(self) -> None:
-        """Stop its workers."""
-        for rank in range(self.side.run.ranks):
-            os.kill(self.side.run.pid(rank), signal.SIGSTOP)
-
     def lose_rank(self, dice: random.Random) -> None:
         """Run until the job is calm, kill a rank, and note how long it was missing."""
         run = self.side.run
@@ -55,7 +48,7 @@ class Version:
         recovery = kill_and_time(run, dice.randrange(run.ranks), 120)
         self.recoveries_s.append(recovery.total_s)
         await_calm(run, self.spares, recovery.step)
-        self.stop()
+        self.side.stop()
 
 
 def options() -> argparse.Namespace:
@@ -75,7 +68,7 @@ def options() -> argparse.Namespace:
 
 def start(args: argparse.Namespace, home: Path, stack: ExitStack) -> list[Version]:
     """Start all jobs, and stop their workers after the first steps."""
-    script = ("--parallel", "ddp", "--size", "tiny", "--batch", 4, "--steps", FOREVER)
+    script = LOADS["tiny"].script("ddp")
     found = [Version("torchrun", Side("torchrun", torchrun(home / "torchrun", args.ranks, *script)), None)]
     for number, folder in enumerate(args.checkouts):
         run = deadpool(home / f"job{number}", args.ranks, args.spares, *script)
@@ -116,8 +109,7 @@ def show(versions: list[Version]) -> dict[str, Any]:
     base, values = versions[0].side, {}
     for version in versions:
         side = version.side
-        steps = median(ours / theirs for ours, theirs in zip(*map(medians, (side, base)), strict=True))
-        cpu = median(ours / theirs for ours, theirs in zip(side.cpu, base.cpu, strict=True))
+        steps, cpu = median(ratios([medians(side), medians(base)])), median(ratios([side.cpu, base.cpu]))
         times = [1e3 * each for each in version.recoveries_s[1:] or version.recoveries_s]
         found = [1e3 * median(medians(side)), 1e3 * median(side.cpu), steps, cpu]
         shown = (
