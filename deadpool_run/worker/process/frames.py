@@ -3,7 +3,7 @@
 import ctypes
 import sys
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from inspect import CO_GENERATOR, CO_OPTIMIZED
 from pathlib import Path
@@ -54,22 +54,22 @@ def is_own_generator(generator: "GeneratorType[Any, Any, Any]") -> bool:
     return Path(generator.gi_code.co_filename).is_relative_to(_FOLDER)
 
 
-def function_frames() -> Iterator[tuple[str, FrameType]]:
-    """Yield the script's running functions, innermost first, each under a unique name.
+def function_frames(frames: Iterable[FrameType]) -> Iterator[tuple[str, FrameType]]:
+    """Yield the functions among `script_frames()`, each under a unique name.
 
     Frames of modules are left out: their variables are the module's globals.
     """
     seen: dict[str, int] = {}
-    for frame in script_frames():
+    for frame in frames:
         if frame.f_code.co_flags & CO_OPTIMIZED:
             name = f"{frame.f_globals.get('__name__')}.{frame.f_code.co_qualname}"
             seen[name] = seen.get(name, 0) + 1
             yield f"{name}()" + (f" {seen[name]}" if seen[name] > 1 else ""), frame
 
 
-def module_frames() -> Iterator[FrameType]:
-    """Yield the frames of the script's modules whose code is running. That of a class has a table of its own."""
-    running = (frame for frame in script_frames() if not frame.f_code.co_flags & CO_OPTIMIZED)
+def module_frames(frames: Iterable[FrameType]) -> Iterator[FrameType]:
+    """Yield those among `script_frames()` that run a module's code. That of a class has a table of its own."""
+    running = (frame for frame in frames if not frame.f_code.co_flags & CO_OPTIMIZED)
     return (frame for frame in running if frame.f_locals is frame.f_globals)
 
 

@@ -5,12 +5,13 @@ the module's own code uses them, and not a function in it.
 """
 
 import dis
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache, reduce
 from inspect import CO_OPTIMIZED
 from operator import or_
 from types import CodeType, FrameType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 _SEES_ALL = frozenset({"locals", "vars", "eval", "exec", "dir", "globals"})
 """Functions that read variables of their caller."""
@@ -21,6 +22,8 @@ _JUMPS = frozenset({"JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT
 _TARGETS, _LOCAL, _NAMED = map(frozenset, ([*dis.hasjrel, *dis.hasjabs], dis.haslocal, dis.hasname))
 _OF_MODULES = ("_NAME", "_GLOBAL", "_GLOBALS")
 """Ends of the names of operations on a module's variables. Others of `_NAMED` are on attributes."""
+_WORDS = re.compile(r"\w+")
+"""The words of a text: libraries such as pandas read variables that texts name."""
 _STORES = frozenset({"STORE_FAST", "STORE_FAST_STORE_FAST", "STORE_NAME", "STORE_GLOBAL"})
 
 
@@ -64,11 +67,14 @@ def _dead_at(code: CodeType, last: int) -> frozenset[str]:
     to_come = _reachable(graph, here)
     used = {step.argval for step in to_come if step.opcode in _NAMED}
     texts = [step.argval for step in to_come if type(step.argval) is str and step.opcode in dis.hasconst]
-    shared = set(code.co_cellvars) if code.co_flags & CO_OPTIMIZED else _names_inside(code)
-    if _SEES_ALL & (used if code.co_flags & CO_OPTIMIZED else used | shared):
+    is_function = code.co_flags & CO_OPTIMIZED
+    shared = set(code.co_cellvars) if is_function else _names_inside(code)
+    if _SEES_ALL & (used if is_function else used | shared):
         return frozenset()
     names = {name for step in to_come if step.opname.startswith("STORE_") for name in _variables_of(step)}
-    bits = {name: 1 << number for number, name in enumerate(sorted(names.difference(shared, *map(_words, texts))))}
+    bits = {
+        name: 1 << number for number, name in enumerate(sorted(names.difference(shared, *map(_WORDS.findall, texts))))
+    }
     live = _live_at(graph, here, bits)
     return frozenset(name for name, bit in bits.items() if not live & bit)
 
@@ -124,7 +130,7 @@ def _live_at(graph: _Graph, here: int, bits: Mapping[str, int]) -> int:
 
 
 def _uses(step: dis.Instruction, bits: Mapping[str, int]) -> tuple[int, int]:
-    """Return the variables that an instruction reads, and those that it then assigns. From Python 3.13 on, one may have two."""
+    """Return the variables that an instruction reads, and those that it then assigns."""
     if not (names := _variables_of(step)):
         return 0, 0
     first, *others = (bits.get(name, 0) for name in names)
@@ -135,9 +141,13 @@ def _uses(step: dis.Instruction, bits: Mapping[str, int]) -> tuple[int, int]:
     return reduce(or_, others, first), 0
 
 
-def _variables_of(step: dis.Instruction) -> tuple[str, ...]:
-    if step.opcode not in _LOCAL and not (step.opcode in _NAMED and step.opname.endswith(_OF_MODULES)):
-        return ()
+def _variables_of(step: dis.Instruction) -> tuple[Any, ...]:
+    is_of_module = step.opcode in _NAMED and step.opname.endswith(_OF_MODULES)
+    return names_of(step) if step.opcode in _LOCAL or is_of_module else ()
+
+
+def names_of(step: dis.Instruction) -> tuple[Any, ...]:
+    """Return the names of an instruction on variables or attributes: from Python 3.13 on, one may have two."""
     return step.argval if isinstance(step.argval, tuple) else (step.argval,)
 
 
@@ -146,14 +156,6 @@ def _names_inside(code: CodeType) -> set[str]:
     found: set[str] = set()
     for each in code.co_consts:
         if isinstance(each, CodeType):
-            found.update(each.co_names, _names_inside(each), *map(_words, filter(_is_text, each.co_consts)))
+            texts = (part for part in each.co_consts if isinstance(part, str))
+            found.update(each.co_names, _names_inside(each), *map(_WORDS.findall, texts))
     return found
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)
-
-
-def _words(text: str) -> list[str]:
-    """Return the words of a text: libraries such as pandas read variables that texts name."""
-    return "".join(letter if letter.isidentifier() or letter.isdigit() else " " for letter in text).split()

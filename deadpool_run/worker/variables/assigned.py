@@ -5,12 +5,13 @@ A worker does not look at what libraries have. But the script's code names what 
 
 import dis
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from functools import partial
 from types import CodeType, ModuleType
 from typing import Any
 
 from deadpool_run.ids import is_of_package
+from deadpool_run.worker.process.liveness import names_of
 from deadpool_run.worker.variables.classes import set_of_class
 from deadpool_run.worker.variables.modules import AttributeTable
 from deadpool_run.worker.variables.scope import Scope, of_table
@@ -133,14 +134,9 @@ def _named(steps: list[dis.Instruction], at: int, variables: Mapping[str, Any]) 
     """Return the value of a global variable, or what a function has imported itself."""
     if steps[at].opname in _GLOBAL:
         return variables.get(steps[at].argval)
-    *_, name = _names_of(steps[at])
-    stored = [place for place, each in enumerate(steps) if each.opname.startswith("STORE_") and name in _names_of(each)]
+    *_, name = names_of(steps[at])
+    stored = [place for place, each in enumerate(steps) if each.opname.startswith("STORE_") and name in names_of(each)]
     return _imported(steps, stored[0]) if steps[at].opname.startswith("LOAD_") and len(stored) == 1 else None
-
-
-def _names_of(step: dis.Instruction) -> Sequence[Any]:
-    """Return the variables of an instruction: from Python 3.13 on, one may have two."""
-    return step.argval if isinstance(step.argval, tuple) else (step.argval,)
 
 
 def _imported(steps: list[dis.Instruction], at: int) -> Any:
@@ -151,7 +147,7 @@ def _imported(steps: list[dis.Instruction], at: int) -> Any:
     if steps[begin].opname != "IMPORT_NAME":
         return None
     module, parts = steps[begin].argval, [step.argval for step in steps[begin:at] if step.opname == "IMPORT_FROM"]
-    if not parts and module.partition(".")[0] in _names_of(steps[at]):  # import a.b
+    if not parts and module.partition(".")[0] in names_of(steps[at]):  # import a.b
         return sys.modules.get(module.partition(".")[0])
     found = sys.modules.get(module)
     is_from = parts and not module.endswith(f".{parts[-1]}")  # else it is import a.b as c

@@ -8,7 +8,7 @@ from dataclasses import replace
 from enum import EnumType
 from functools import partial
 from itertools import islice
-from types import FunctionType, MethodType, ModuleType
+from types import FrameType, FunctionType, MethodType, ModuleType
 from typing import Any
 from weakref import WeakSet
 
@@ -121,7 +121,7 @@ class Scopes:
             if isinstance(each, nn.Module) and not is_wrapper(each):
                 self.children.add(name, each)
         self._look_at_functions((name, hooks_of(each)) for name, each in objects if is_wrapper(each))
-        for frame_name, frame in function_frames():
+        for frame_name, frame in function_frames(script_frames()):
             self._search(frame_name, local_variables(frame).items())
         for name, variables in sources.items():
             self._add_variables(name, variables)
@@ -140,14 +140,15 @@ class Scopes:
 
     def __iter__(self) -> Iterator[Scope]:
         """Yield the present scopes."""
-        yield from self._running()
+        yield from self._running(script_frames())
         yield from self._found
         yield from self._fixed
 
     def changing(self) -> Iterator[Scope]:
         """Yield the scopes that may have changed since the loop began."""
-        yield from self._running()
-        dead = dead_in_modules(module_frames())
+        frames = list(script_frames())
+        yield from self._running(frames)
+        dead = dead_in_modules(module_frames(frames))
         for scope in self._found:
             names = None if scope.table is None else dead.get(scope.table.identity)
             yield replace(scope, dead=names) if names else scope
@@ -156,11 +157,11 @@ class Scopes:
     def of_names(self, names: Collection[str]) -> Iterator[Scope]:
         """Yield the present scopes with these names. Cheap for few names."""
         if names:
-            yield from (scope for scope in self._running() if scope.name in names)
+            yield from (scope for scope in self._running(script_frames()) if scope.name in names)
             yield from (scope for scope in map(self._by_name.get, names) if scope is not None)
 
-    def _running(self) -> Iterator[Scope]:
-        for name, frame in function_frames():
+    def _running(self, frames: Iterable[FrameType]) -> Iterator[Scope]:
+        for name, frame in function_frames(frames):
             read, write = partial(local_variables, frame), partial(set_local_variables, frame)
             yield Scope(name, read, write, dead=dead_variables(frame))
 

@@ -6,7 +6,7 @@ from contextlib import suppress
 
 import pytest
 
-from deadpool_run.worker.process.frames import module_frames, set_local_variables
+from deadpool_run.worker.process.frames import module_frames, script_frames, set_local_variables
 from deadpool_run.worker.process.liveness import dead_in_modules, dead_variables
 
 
@@ -192,7 +192,7 @@ def dead_in_module(text):
     found = []
 
     def steps():
-        found.append(dead_in_modules(module_frames()))
+        found.append(dead_in_modules(module_frames(script_frames())))
         yield 0
 
     variables = {"__name__": __name__, "steps": steps()}
@@ -245,7 +245,7 @@ def test_code_with_a_table_of_its_own():
     found = []
 
     def steps():
-        found.append(dead_in_modules(module_frames()))
+        found.append(dead_in_modules(module_frames(script_frames())))
         yield 0
 
     variables = {"__name__": __name__, "batch": 0}
@@ -389,7 +389,7 @@ def run_module(source, *, poisoning):
     def steps():
         nonlocal count
         for step in range(5):
-            dead = dead_in_modules(module_frames()).get(id(names), ()) if poisoning else ()
+            dead = dead_in_modules(module_frames(script_frames())).get(id(names), ()) if poisoning else ()
             found = {name: Poison() for name in dead if name in NAMES and name in names}
             names.update(found)
             count += len(found)
