@@ -26,14 +26,7 @@ from deadpool_run.worker.variables.scope import Scope
 from deadpool_run.worker.variables.scopes import Scopes
 from deadpool_run.worker.variables.unchanged import may_be_dropped
 from deadpool_run.worker.variables.values.digests import Looks
-from deadpool_run.worker.variables.values.lost import (
-    MADE_LATER,
-    REASSIGNED,
-    SHARED,
-    LostValue,
-    kept_back,
-    raise_refused,
-)
+from deadpool_run.worker.variables.values.lost import ASSIGNED, MADE_LATER, SHARED, LostValue, kept_back, raise_refused
 from deadpool_run.worker.variables.values.objects import MadeLaterError, Objects, OpaqueError, UnkeptDataError
 from deadpool_run.worker.variables.values.reader import ValueReader
 from deadpool_run.worker.variables.values.shared_memory import SharedMappings
@@ -147,13 +140,13 @@ class Variables:
                 found[scope.name] = changed
         if replaced := self._scopes.children.take():
             found[_REPLACED] = replaced
-            for name in map(shown, replaced):
-                self.report_unkept(
-                    f"the module {name}", "it was put in place of another one, and not created in set-up"
-                )
+            for path in replaced:
+                why = "it was put in place of another one, and not created in set-up"
+                self.report_unkept(f"the module {shown(path)}", why)
         if left_alone := self._advanced() | self._around:
             found[_LEFT_ALONE] = left_alone
-        found |= {_IMPORTED: dict.fromkeys(self._late.names)} if self._late.names else {}
+        if self._late.names:
+            found[_IMPORTED] = dict.fromkeys(self._late.names)
         large: list[Tensor] = []
 
         def numbered(copy: TensorCopy) -> int:
@@ -216,8 +209,9 @@ class Variables:
             if wanted:
                 scope.write(wanted)
             if scope.remove is not None:
+                gone = {name for name, node in nodes.items() if node == GONE}
                 known = self._baseline.of(scope.name).keys() | self._baseline.code_of(scope.name).keys() | nodes.keys()
-                for name in scope.read().keys() - (known - {name for name, node in nodes.items() if node == GONE}):
+                for name in scope.read().keys() - (known - gone):
                     scope.remove(name)
 
     def put_back(self) -> None:
@@ -354,7 +348,7 @@ class Variables:
         for name, node in nodes.items():
             kept = now.get(name) if self.trying else None
             if node == DEAD and may_be_dropped(now.get(name)):
-                found[name] = self._stand_in((scope.name, name), REASSIGNED, kept)
+                found[name] = self._stand_in((scope.name, name), ASSIGNED, kept)
             if not is_lost(node):
                 continue
             unkept = self._unkept.get((scope.name, name)) if node[2] == self._number else None

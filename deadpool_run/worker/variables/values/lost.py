@@ -13,7 +13,7 @@ MOVED = "it shares memory with a protected tensor, and did not when the loop beg
 OVERLAPS = "it shares memory with another variable, and no variable has all of that memory"
 SHARED = "other ranks of the node can write to its memory, too"
 
-REASSIGNED = "the code that has it assigns it again before it reads it"
+ASSIGNED = "the code that has it assigns it again before it reads it"
 
 
 def advice(why: str) -> str:
@@ -30,7 +30,7 @@ def advice(why: str) -> str:
         return (
             "Assign the tensor that has all of the memory to a variable, too, or assign copies (clone()) of its parts."
         )
-    if why == REASSIGNED:
+    if why == ASSIGNED:
         return "Read it in that code itself, not through its frame or from another module, or keep it in an attribute of an object."
     return (
         "If the weights depend on it, call job.protect() with an object that has it (state_dict() and load_state_dict()). If they do "

@@ -92,8 +92,10 @@ class Objects:
         """Return the name of another tensor or array that has all bytes of `obj`, whose memory this is; None if there is none."""
         found = self._memory.get(memory, ())
         end = bisect_right(found, start_of(obj), key=itemgetter(0)) if found else 0
-        nearest = [name for _, name in reversed(found[max(0, end - _MOST_TRIED) : end])]
-        for name in (*nearest, *([self._whole[memory]] if memory in self._whole else [])):
+        tried = [name for _, name in reversed(found[max(0, end - _MOST_TRIED) : end])]
+        if memory in self._whole:
+            tried.append(self._whole[memory])
+        for name in tried:
             other = self.named(name)
             if other is not None and other is not obj and memory_of(other) == memory and covers(other, obj):
                 return name
