@@ -178,6 +178,7 @@ def test_a_script_that_lets_replicas_differ_by_itself_is_told_so(check):
 def test_a_script_that_is_never_the_same_is_told_apart(check):
     code, found, _ = check("--faults", 1, WRONG, "unseeded")
     assert (code, found["reproducible"], faults(found)) == (1, False, [])
+    assert [run["result"] for run in found["runs"]] == ["exact", "different"]
     assert {each["name"] for each in found["irreproducible"]} >= {"model/weight", "model/bias"}
 
 

@@ -202,3 +202,11 @@ def test_the_verdict_on_a_run(tmp_path, exit_code, fault, last, verdict):
     report.show(Console(file=out, width=100))
     assert verdict.value in out.getvalue()
     assert f"{int(report.exact)} of 1 exact, over 8 steps and 1 rank\n" in out.getvalue()
+
+
+@pytest.mark.parametrize(("version", "names_files"), [(0, True), (3, False)])
+def test_a_script_whose_setup_differs_may_resume_from_its_own_files(version, names_files):
+    report = Report(8, ranks=1, irreproducible=[StateDifference(version, 0, "weights", "w")])
+    said = report.conclusion()
+    assert f"differ from step {version}: weights w (rank 0)\n" in said
+    assert ("DEADPOOL_CHECK" in said) == names_files

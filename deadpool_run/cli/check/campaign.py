@@ -4,6 +4,7 @@ import shutil
 import signal
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import typer
@@ -93,6 +94,8 @@ def _unfailed(runner: CheckRunner, folder: Path, report: Report) -> RunStates | 
     if row.verdict is CheckVerdict.EXACT:
         report.irreproducible, chance = split(states.differences(reference))
         report.not_compared = sorted(chance)
+        if report.irreproducible:
+            row = replace(row, verdict=CheckVerdict.DIFFERENT)
     else:
         _print_end(row)
     report.rows += [row] if report.irreproducible or row.verdict is not CheckVerdict.EXACT else [with_torchrun, row]

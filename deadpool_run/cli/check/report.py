@@ -36,6 +36,11 @@ _OTHER_THAN_TORCHRUN = (
     "first run: the steps change something that the second run does not find as it was (a file, a database, an object of a C "
     "library), or they depend on `job.rehearsing` or `job.protected`."
 )
+_STEPS_DIFFER = "seed every generator and call torch.use_deterministic_algorithms(True), then check again"
+_SET_UP_DIFFERS = (
+    "set-up gives other values in each run: seed every generator. If the script resumes from what an earlier run has saved, let it "
+    'neither save nor resume in a check: `if "DEADPOOL_CHECK" not in os.environ`. Then check again'
+)
 _VERDICTS: Mapping[int | None, CheckVerdict] = {
     RefusedError.exit_code: CheckVerdict.REFUSED,
     ReplicasDifferError.exit_code: CheckVerdict.DIFFERENT,
@@ -125,10 +130,8 @@ class Report:
     def conclusion(self) -> str:
         """Return the result in a sentence."""
         if self.irreproducible:
-            return (
-                f"two runs without a fault differ {printable(in_words(self.irreproducible))}\n"
-                "seed every generator and call torch.use_deterministic_algorithms(True), then check again"
-            )
+            why = _SET_UP_DIFFERS if self.irreproducible[0].version == 0 else _STEPS_DIFFER
+            return f"two runs without a fault differ {printable(in_words(self.irreproducible))}\n{why}"
         faults = [row for row in self.rows if row.run.fault is not None]
         exact = sum(row.verdict is CheckVerdict.EXACT for row in faults)
         if not faults:
