@@ -109,6 +109,16 @@ class FixedTables(Generic[Owner]):
         """Return the owners of all tables."""
         return iter(self._owners)
 
+    def __len__(self) -> int:
+        return len(self._owners)
+
+    def cut(self, length: int) -> None:
+        """Forget all tables but the first ones."""
+        del self._owners[length:], self._tables[length:], self._sizes[length:]
+        with_variables = sum(number < length for number, _, _ in self._getters)
+        del self._getters[with_variables:], self._first[with_variables:]
+        self._flat = [*chain.from_iterable(self._first)]
+
     def changed(self) -> Iterator[Owner]:
         """Return the owners of the tables that may have changed since they were added."""
         found: set[int] = set()

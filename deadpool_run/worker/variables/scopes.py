@@ -38,7 +38,6 @@ from deadpool_run.worker.variables.library_objects import has_only_values
 from deadpool_run.worker.variables.modules import (
     LEAVES,
     AttributeTable,
-    FixedTables,
     buffers_to_keep,
     functions_of,
     hooks_of,
@@ -47,7 +46,7 @@ from deadpool_run.worker.variables.modules import (
     small_attributes_of,
     submodules_of,
 )
-from deadpool_run.worker.variables.scope import Read, Remove, Scope, Write, of_table
+from deadpool_run.worker.variables.scope import FoundScopes, Read, Remove, Scope, ScopeMark, Write, of_table
 from deadpool_run.worker.variables.values.kinds.distributed_tensors import mesh_of
 from deadpool_run.worker.variables.values.kinds.functions import (
     Attributes,
@@ -72,7 +71,7 @@ from deadpool_run.worker.variables.values.kinds.own_objects import (
 from deadpool_run.worker.variables.values.objects import Objects, OpaqueError
 from deadpool_run.worker.variables.values.writer import ValueWriter
 
-_MOST_SCOPES = 4096
+_MOST_CONTAINERS = 4096
 _WITH_CONTENT = frozenset({*sys.stdlib_module_names, "numpy", "torch"})
 """Packages whose objects may be kept with their content, which may change in place."""
 _VALUE, _UNSET = "value", object()
@@ -89,11 +88,8 @@ class Scopes:
             sources.setdefault(str(frame.f_globals.get("__name__", "")), frame.f_globals)
             self._assigned.note(frame.f_code, frame.f_globals)
         self.modules = frozenset(sources)
-        self._found: list[Scope] = []
-        self._fixed: FixedTables[Scope] = FixedTables()
+        self._found = FoundScopes()
         self.children = Children()
-        self._named: dict[str, int] = {}
-        """The number of scopes with each name: a module of the script and a dict in another may share one."""
         self.objects = Objects()
         """Objects whose content is a scope, or is kept by other means."""
         objects, inside = [(f"protected {number}", each) for number, each in enumerate(protected)], list(parts)
@@ -112,7 +108,7 @@ class Scopes:
         self._classes = Classes()
         self._loaders: WeakSet[DataLoader[Any]] = WeakSet()
         self._attributes = Attributes()
-        self._add(Scope("functions", self._attributes.read, self._attributes.write, self._attributes.remove))
+        self._found.add(Scope("functions", self._attributes.read, self._attributes.write, self._attributes.remove))
         with_state = [
             (name, each) for name, each in objects if not isinstance(each, nn.Module)
         ]  # modules are in `parts`
@@ -126,39 +122,45 @@ class Scopes:
         for name, variables in sources.items():
             self._add_variables(name, variables)
         self._search_inside(0)
-        self._by_name = {scope.name: scope for scope in (*self._found, *self._fixed)}
 
-    def add_module(self, name: str, module: ModuleType) -> list[Scope]:
-        """Add a module that the script has imported since; return its scopes."""
+    def add_module(self, name: str, module: ModuleType) -> ScopeMark:
+        """Add a module that the script has imported since; return a mark before its scopes."""
+        mark = self._found.mark()
         self.modules |= {name}
-        found, fixed = len(self._found), len([*self._fixed])
         self._add_variables(name, vars(module))
-        self._search_inside(found)
-        added = self._found[found:] + [*self._fixed][fixed:]
-        self._by_name |= {scope.name: scope for scope in added}
-        return added
+        self._search_inside(mark.changing)
+        return mark
+
+    def since(self, mark: ScopeMark) -> list[Scope]:
+        """Return the scopes after a mark."""
+        return self._found.since(mark)
+
+    def remove_modules(self, names: Collection[str], mark: ScopeMark) -> None:
+        """Forget modules that the script will import again: all that it has imported since the mark."""
+        self.modules -= set(names)
+        self._found.cut(mark)
 
     def __iter__(self) -> Iterator[Scope]:
         """Yield the present scopes."""
         yield from self._running(script_frames())
-        yield from self._found
-        yield from self._fixed
+        yield from self._found.changing
+        yield from self._found.fixed
 
     def changing(self) -> Iterator[Scope]:
         """Yield the scopes that may have changed since the loop began."""
         frames = list(script_frames())
         yield from self._running(frames)
         dead = dead_in_modules(module_frames(frames))
-        for scope in self._found:
+        for scope in self._found.changing:
             names = None if scope.table is None else dead.get(scope.table.identity)
             yield replace(scope, dead=names) if names else scope
-        yield from self._fixed.changed()
+        yield from self._found.fixed.changed()
 
     def of_names(self, names: Collection[str]) -> Iterator[Scope]:
         """Yield the present scopes with these names. Cheap for few names."""
         if names:
             yield from (scope for scope in self._running(script_frames()) if scope.name in names)
-            yield from (scope for scope in map(self._by_name.get, names) if scope is not None)
+            yield from (scope for scope in map(self._found.by_name.get, names) if scope is not None)
 
     def _running(self, frames: Iterable[FrameType]) -> Iterator[Scope]:
         for name, frame in function_frames(frames):
@@ -169,28 +171,21 @@ class Scopes:
         """Return whether the content of an object is a scope, or is kept by other means."""
         return self.objects.name_of(obj) is not None
 
-    def _add(self, scope: Scope) -> None:
-        self._found += [self._under_own_name(scope)] if len(self._found) < _MOST_SCOPES else []
-
-    def _under_own_name(self, scope: Scope) -> Scope:
-        count = self._named[scope.name] = self._named.get(scope.name, 0) + 1
-        return scope if count == 1 else replace(scope, name=f"{scope.name} ({count})")
-
     def _add_variables(self, name: str, variables: dict[str, Any]) -> None:
         """Add the variables of a module, and what they contain."""
         self._search(name, variables.items())
-        self._add(of_table(name, AttributeTable(variables), variables.update))
+        self._found.add(of_table(name, AttributeTable(variables), variables.update))
 
     def _search_inside(self, start: int) -> None:
         """Search the scopes from this number on. The list grows: a scope may contain further ones."""
-        while start < len(self._found):
-            for scope in islice(self._found, start, None):
+        while start < len(self._found.changing):
+            for scope in islice(self._found.changing, start, None):
                 self._search(scope.name, scope.read().items())
-            start = len(self._found)
+            start = len(self._found.changing)
             for name, kind in self._classes.take(self.is_scope):
                 self._add_class(name, kind)
             for scope in self._assigned.take(self.modules):
-                self._add(scope)
+                self._found.add(scope)
 
     def _search(self, where: str, variables: Iterable[tuple[str, Any]]) -> None:
         for key, value in list(variables):
@@ -229,7 +224,7 @@ class Scopes:
 
     def _look_at_parts(self, name: str, value: Any) -> None:
         """Look at the modules, objects, loaders and data sets in a container that is one value, and in those inside it."""
-        if id(value) in self._containers or len(self._containers) >= _MOST_SCOPES:
+        if id(value) in self._containers or len(self._containers) >= _MOST_CONTAINERS:
             return
         self._containers.add(id(value))
         for where, part in parts_in(value):
@@ -283,7 +278,7 @@ class Scopes:
     def _add_class(self, name: str, kind: type) -> None:
         self._classes.note(kind, self.modules)
         self.objects.add(name, kind)
-        self._add(of_table(name, AttributeTable(vars(kind)), partial(set_of_class, kind)))
+        self._found.add(of_table(name, AttributeTable(vars(kind)), partial(set_of_class, kind)))
         members: dict[str, Any] = dict(kind.__members__) if isinstance(kind, EnumType) else {}
         for key, member in members.items():
             self._add_attributes(f"{name}.{key}", member)
@@ -304,7 +299,9 @@ class Scopes:
                 self._look(f"{name}.{key}", hook)
             return
         if is_own(type(owner), self.modules):
-            self._add(Scope(f"{name}, attributes", partial(small_attributes_of, owner), partial(set_attributes, owner)))
+            self._found.add(
+                Scope(f"{name}, attributes", partial(small_attributes_of, owner), partial(set_attributes, owner))
+            )
         self._look_at_functions([(name, functions_of(owner))])
 
     def _look_at_functions(self, found: Iterable[tuple[str, Iterable[tuple[str, Any]]]]) -> None:
@@ -320,18 +317,16 @@ class Scopes:
         if owner not in self._with_forward and owner.__module__ not in self.modules:
             self._with_forward.add(owner)
             read = partial(forward_of, owner)
-            scope = self._under_own_name(
-                Scope(f"{owner.__module__}.{owner.__qualname__}", read, partial(set_of_class, owner))
-            )
-            self._fixed.add(scope, vars(owner), read())
+            scope = Scope(f"{owner.__module__}.{owner.__qualname__}", read, partial(set_of_class, owner))
+            self._found.add_fixed(scope, vars(owner), read())
 
     def _add_attributes(self, name: str, owner: Any, ignored: Collection[str] = ()) -> None:
         table = AttributeTable(vars(owner), ignored)
         scope, values = of_table(name, table, vars(owner).update, vars(owner).pop), table.all()
         if all(map(self._is_fixed, values.values())):
-            self._fixed.add(self._under_own_name(scope), vars(owner), values)
+            self._found.add_fixed(scope, vars(owner), values)
         else:
-            self._add(scope)
+            self._found.add(scope)
 
     def _is_fixed(self, value: Any) -> bool:
         """Return whether no content of the value that snapshots keep can change in place."""
@@ -351,14 +346,14 @@ class Scopes:
             self._add_attached(f"{name}{path}", each)
             self.parameters += [(f"{name}{path}.{key}", value) for key, value in each.named_parameters(recurse=False)]
             if buffers := buffers_to_keep(each):
-                self._add(Scope(f"{name}{path}, buffers", partial(dict, buffers), buffers.update, buffers.pop))
+                self._found.add(Scope(f"{name}{path}, buffers", partial(dict, buffers), buffers.update, buffers.pop))
 
     def _add_own_dict(self, name: str, kind: type, value: Any) -> None:
         base = dict if kind is dict else container_of(kind, self.modules)
         if base is not None:
             self._add_dict(name, value, value, base)
             if kind is not dict and attributes_of_container(value):
-                self._add(Scope(f"{name}, attributes", DictVariables(vars(value)).read, vars(value).update))
+                self._found.add(Scope(f"{name}, attributes", DictVariables(vars(value)).read, vars(value).update))
 
     def _add_dict(self, name: str, value: Any, content: dict[str, Any], base: Any = dict) -> None:
         """Add an object whose variables are in a dict. The methods of `base` read and set it, not those of the script's class."""
@@ -367,7 +362,7 @@ class Scopes:
 
     def _add_named(self, name: str, value: Any, read: Read, write: Write, remove: Remove = None) -> None:
         self.objects.add(name, value)
-        self._add(Scope(name, read, write, remove))
+        self._found.add(Scope(name, read, write, remove))
 
     def _look_into(self, name: str, function: Any) -> None:
         """Add the attributes, defaults and closure of a function of the script's, and the object of a method."""
@@ -386,11 +381,11 @@ class Scopes:
         self._attributes.add(name, function)
         self._assigned.note(function.__code__, function.__globals__)
         if has_changing_defaults(function):
-            self._add(Scope(f"{name}, defaults", partial(defaults_of, function), partial(set_defaults, function)))
+            self._found.add(Scope(f"{name}, defaults", partial(defaults_of, function), partial(set_defaults, function)))
         cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
         cells.pop("__class__", None)  # of a method that calls super()
         if cells:
-            self._add(Scope(f"{name}, closure", partial(closed_over, cells), partial(set_closed_over, cells)))
+            self._found.add(Scope(f"{name}, closure", partial(closed_over, cells), partial(set_closed_over, cells)))
 
 
 def _of_context(variable: ContextVar[Any]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from deadpool_run.worker.variables.first_values import FirstValues, Name, counts
 from deadpool_run.worker.variables.late_modules import LateModules
 from deadpool_run.worker.variables.left_alone import digests_of_unwritten, progress_here, progress_of_made
 from deadpool_run.worker.variables.references import References
-from deadpool_run.worker.variables.scope import Scope
+from deadpool_run.worker.variables.scope import Scope, ScopeMark
 from deadpool_run.worker.variables.scopes import Scopes
 from deadpool_run.worker.variables.unchanged import may_be_dropped
 from deadpool_run.worker.variables.values.digests import Looks
@@ -171,7 +171,8 @@ class Variables:
             return
         self.put_back()
         changed: Changed = msgspec.msgpack.decode(taken["of the script"])
-        if why := self._late.bring([*changed.pop(_IMPORTED, {})]):
+        imported = changed.pop(_IMPORTED, {})
+        if why := self._late.bring([*imported]):
             self.refuse(
                 f"a module that the script imported after its first step cannot be imported here: {why}.\nImport it before the loop."
             )
@@ -213,6 +214,8 @@ class Variables:
                 known = self._baseline.of(scope.name).keys() | self._baseline.code_of(scope.name).keys() | nodes.keys()
                 for name in scope.read().keys() - (known - gone):
                     scope.remove(name)
+        if (undone := self._late.undo(imported)) is not None:
+            self._scopes.remove_modules(*undone)
 
     def put_back(self) -> None:
         """Put back the values that `put` replaced while `trying`, unless the script has assigned others."""
@@ -253,12 +256,14 @@ class Variables:
             for name, progress in self._baseline.advanced(scope)
         }
 
-    def _imported(self, name: str, module: ModuleType) -> None:
-        """Add the variables of a module of the script that was imported just now."""
-        if self._scopes is not None:
-            scopes = self._scopes.add_module(name, module)
-            self._references.add(scopes, self._writer().write)
-            self._baseline.note(scopes, self._scopes.modules, late=True)
+    def _imported(self, name: str, module: ModuleType) -> ScopeMark:
+        """Add the variables of a module of the script that was imported just now. Return a mark before them."""
+        assert self._scopes is not None
+        mark = self._scopes.add_module(name, module)
+        scopes = self._scopes.since(mark)
+        self._references.add(scopes, self._writer().write)
+        self._baseline.note(scopes, self._scopes.modules, late=True)
+        return mark
 
     def _writer(self, noting: str = "", *, late: bool = False) -> ValueWriter:
         assert self._scopes is not None

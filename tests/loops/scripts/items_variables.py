@@ -22,6 +22,8 @@ LATER = 4
 """From this step on, the collected state has an effect."""
 IMPORTED = 5
 """A rank dies in this step."""
+RATES = {}
+"""Rates that a module registers when it is imported."""
 TOTAL = 0
 
 
@@ -266,6 +268,8 @@ def imported_later(rank, _size):
             mean = mean or evaluation.Mean()
             later = evaluation.counted() + mean.add(evaluation.best["step"])
             evaluation.best["step"] = index
+        if index > IMPORTED + 1:
+            later += RATES.get("evaluation", 0.0)
         optimizer.param_groups[0]["lr"] = 1e-2 / (1 + later)
         model(data(index, rank)).pow(2).mean().backward()
         optimizer.step()
