@@ -9,7 +9,6 @@ import torch
 from deadpool_run.core import events as ev
 from deadpool_run.errors import PeerLostError, StepAborted
 from deadpool_run.ids import Version
-from deadpool_run.vault.segments import write_blob
 from deadpool_run.vault.status_page import Phase
 from deadpool_run.wire.messages import THIS_WORKER
 from deadpool_run.worker.compat import c10d
@@ -274,8 +273,7 @@ class LoopMember(RepairParticipant):
         self._stop_recording()
         transcript, self._transcript = self._transcript, None
         if transcript is not None:
-            self._rehearsal.write_into(transcript)
-            write_blob(self.session.transcript_fd, transcript.to_bytes())
+            self._rehearsal.store(transcript, self.session.transcript_fd)
             self._link.send(
                 ev.TranscriptCompleted(THIS_WORKER, replica_leader(self.snapshots.protected.modules.values()))
             )

@@ -22,6 +22,7 @@ from deadpool_run.core.events import JobRefused, PrepareFailed, WorkerRaised, Wo
 from deadpool_run.errors import RefusedError, RunLeft, ScriptError
 from deadpool_run.text import clipped
 from deadpool_run.wire.messages import THIS_WORKER, ScriptTraceback, encode
+from deadpool_run.worker import prefault
 from deadpool_run.worker.process import rehearsal_output, rerun, script_files, session, sources, stacks
 from deadpool_run.worker.process.agent_link import park
 from deadpool_run.worker.process.blame import blame, chained, refusal
@@ -37,6 +38,7 @@ def main(control_fd: int) -> None:
     sys.excepthook = _except_hook
     control = socket.socket(fileno=control_fd)
     control.sendall(encode(WorkerReady(THIS_WORKER)))
+    prefault.wait(control)
     given = park(control)
     if given is None:
         raise SystemExit(0)

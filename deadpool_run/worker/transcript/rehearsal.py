@@ -8,6 +8,8 @@ or the same assignment of parameters to buckets.
 from typing import Any
 
 from deadpool_run.errors import RehearsalError
+from deadpool_run.vault.segments import write_blob
+from deadpool_run.worker import prefault
 from deadpool_run.worker.process import sources
 from deadpool_run.worker.transcript.transcript import Transcript
 
@@ -33,8 +35,8 @@ class Rehearsal:
         """Note an exception of a rehearsed step: fake results may have caused it, so it counts only if something is missing."""
         self._raised = self._raised or error
 
-    def write_into(self, transcript: Transcript) -> None:
-        """Store the facts with the transcript."""
+    def store(self, transcript: Transcript, fd: int) -> None:
+        """Store the transcript with the facts, and mark the memory that a replacement will write first."""
         transcript.facts = {
             "optimizers": sorted(self.optimizers),
             "buckets": self.buckets,
@@ -42,6 +44,8 @@ class Rehearsal:
             "total": self.total,
             "variables": self.variables,
         }
+        write_blob(fd, transcript.to_bytes())
+        prefault.mark()
 
     def check(self, transcript: Transcript) -> None:
         """Raise `RehearsalError` if this rehearsal lacks something that the recorded steps created."""

@@ -1,5 +1,7 @@
 """A rehearsal counts only if it has made what set-up and the first steps made."""
 
+import tempfile
+
 import pytest
 import torch
 
@@ -16,7 +18,8 @@ def recorded():
     first = Rehearsal()
     first.optimizers.add("optimizer")
     first.buckets = [True]
-    first.write_into(transcript)
+    with tempfile.TemporaryFile() as file:
+        first.store(transcript, file.fileno())
     return Transcript.from_bytes(transcript.to_bytes())
 
 
