@@ -20,7 +20,8 @@ from deadpool_run.errors import ScriptError
 from deadpool_run.ids import Version
 from deadpool_run.wire.messages import THIS_WORKER
 from deadpool_run.worker.check import probe
-from deadpool_run.worker.compat import c10d
+from deadpool_run.worker.compat import c10d, patches
+from deadpool_run.worker.compat.loaders import note_loaders
 from deadpool_run.worker.groups import gloo
 from deadpool_run.worker.loop.batches import NAME, Batches, refuse_shared
 from deadpool_run.worker.loop.member import LoopMember
@@ -81,6 +82,8 @@ class Job:
         else:
             _init_unprotected(timeout)
             self._watch = probe.watch_unprotected()
+        patches.ignore_second_init()
+        note_loaders()
         self.rank = dist.get_rank()
         self.world_size = dist.get_world_size()
 

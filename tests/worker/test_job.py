@@ -21,6 +21,16 @@ def job(monkeypatch):
     dist.destroy_process_group()
 
 
+def test_a_later_init_process_group_does_nothing_while_the_group_exists(job):
+    dist.init_process_group("gloo")  # as a library does
+    assert (job.world_size, dist.get_backend()) == (1, "fake")
+    dist.destroy_process_group()
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    assert dist.get_world_size() == 2
+    with pytest.raises(ValueError, match="twice"):
+        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+
+
 def test_a_job_has_one_step_loop(job):
     for index, step in enumerate(job.steps(2)):
         assert step.index == index

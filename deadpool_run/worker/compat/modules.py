@@ -16,7 +16,6 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
-from torch.utils.data import DataLoader
 
 from deadpool_run.ids import is_of_package
 
@@ -135,22 +134,6 @@ def forget_reduction(ddp: DistributedDataParallel) -> None:
 def note_all_gradients(ddp: DistributedDataParallel) -> None:
     """Mark all gradients as ready in DDP's reducer, so that it can decide its buckets."""
     ddp.reducer._push_all_rebuilt_params()  # noqa: SLF001
-
-
-def has_workers(loader: Any) -> bool:
-    """Return whether a DataLoader has started persistent workers."""
-    return getattr(loader, "_iterator", None) is not None
-
-
-def items_yielded(iterator: Any) -> int | None:
-    """Return how many batches the iterator of a loader has yielded; None for other iterators."""
-    found: int | None = getattr(iterator, "_num_yielded", None)
-    return found
-
-
-def dismiss_workers(loader: DataLoader[Any]) -> None:
-    """End a DataLoader's persistent workers; torch has no public way."""
-    loader._iterator = None  # noqa: SLF001
 
 
 def global_hooks() -> list[dict[int, Any]]:

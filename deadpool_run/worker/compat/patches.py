@@ -5,9 +5,10 @@ Each function gets torch's own first, then the arguments of the call.
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any
+from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
@@ -17,18 +18,33 @@ from deadpool_run.ids import PACKAGE
 from deadpool_run.worker.compat.group_api import BACKEND, HOST_ONLY, GroupApi
 
 _INNER_BACKENDS = frozenset({"gloo", "nccl", "nccl2", "nccl-legacy", "nccl-lazy"})
+_OURS = "of_deadpool_run"
+_initialized: WeakSet[Any] = WeakSet()
+"""The default group of `deadpool_run.init()`, while it exists."""
 
 
 def patch() -> None:
     """Patch torch.distributed, once in a process."""
-    for name, ours in _PATCHES.items():
+    _patch(_PATCHES)
+    skip_our_frames()
+
+
+def ignore_second_init() -> None:
+    """Let `init_process_group` do nothing while the present default group exists: libraries call it for the script."""
+    _initialized.clear()
+    _initialized.add(dist.GroupMember.WORLD)
+    if not hasattr(dist.init_process_group, _OURS):
+        _patch({"init_process_group": _init_process_group})
+
+
+def _patch(patches: Mapping[str, Callable[..., Any]]) -> None:
+    for name, ours in patches.items():
         torch_function = getattr(distributed_c10d, name, None)
         if torch_function is not None:
             replacement = _in_place_of(torch_function, ours)
             setattr(distributed_c10d, name, replacement)
             if getattr(dist, name, None) is torch_function:
                 setattr(dist, name, replacement)
-    skip_our_frames()
 
 
 @functools.cache
@@ -44,7 +60,13 @@ def _in_place_of(torch_function: Callable[..., Any], ours: Callable[..., Any]) -
     def replacement(*args: Any, **kwargs: Any) -> Any:
         return ours(torch_function, *args, **kwargs)
 
+    setattr(replacement, _OURS, True)
     return replacement
+
+
+def _init_process_group(torch_init: Any, *args: Any, **kwargs: Any) -> None:
+    if dist.GroupMember.WORLD not in _initialized:
+        torch_init(*args, **kwargs)
 
 
 def _is_ours(group: Any) -> bool:

@@ -16,14 +16,8 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from deadpool_run.errors import RefusedError, ScriptError
 from deadpool_run.worker.codec import has_state, raw_bytes, table_of
-from deadpool_run.worker.compat.modules import (
-    dismiss_workers,
-    has_workers,
-    is_dense,
-    tree_flatten,
-    tree_unflatten,
-    writes_of,
-)
+from deadpool_run.worker.compat.loaders import dismiss_workers, has_workers
+from deadpool_run.worker.compat.modules import is_dense, tree_flatten, tree_unflatten, writes_of
 from deadpool_run.worker.loop.loader_values import LoaderValues
 from deadpool_run.worker.loop.sampler_order import SamplerOrder, generators_of, isolated, samplers, set_epoch
 from deadpool_run.worker.state.digest import sample

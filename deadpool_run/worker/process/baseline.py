@@ -3,7 +3,7 @@
 import torch
 import torch.distributed as dist
 
-from deadpool_run.worker.compat import modules
+from deadpool_run.worker.compat import loaders, modules
 from deadpool_run.worker.state.process_settings import ProcessSettings
 
 _CUDA_SEED = 67280421310721
@@ -14,6 +14,7 @@ class TorchBaseline:
     """Torch's global state at one moment."""
 
     def __init__(self) -> None:
+        loaders.note_loaders()
         self._rng = torch.get_rng_state()
         self._settings = ProcessSettings()
         self._settings.begin()
@@ -37,8 +38,9 @@ class TorchBaseline:
                 generator.manual_seed(_CUDA_SEED)
 
 
-def free_cuda() -> None:
-    """Return the memory of the last run's tensors to the device."""
+def begin_again() -> None:
+    """Forget the last run's loaders, and return the memory of its tensors to the device."""
+    loaders.forget_loaders()
     if torch.cuda.is_initialized():
         torch.cuda.synchronize()
         torch.cuda.empty_cache()

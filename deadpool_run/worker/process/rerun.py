@@ -95,7 +95,7 @@ def leave(worker: Session, baseline: ProcessBaseline) -> None:
     gc.collect()  # the old model is in reference cycles; nothing of ours holds it any more
     torch_baseline = _torch_baseline()
     if torch_baseline is not None:
-        torch_baseline.free_cuda()
+        torch_baseline.begin_again()
 
 
 def _torch_baseline() -> ModuleType | None:

@@ -4,7 +4,8 @@ import random
 
 import numpy as np
 import torch
-from kit_loops import WIDTH, Loop, adam, blocks_of, ddp, item, net
+from items_variables import IMPORTED
+from kit_loops import WIDTH, Loop, adam, blocks_of, data, ddp, item, net
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -189,3 +190,20 @@ def two(rank, size):
     samples = Samples(3 * BATCH * size)
     second = DataLoader(samples, BATCH, sampler=DistributedSampler(samples, size, rank, seed=7), num_workers=1)
     return fed(rank, DataLoader(Samples(PER_EPOCH * BATCH), BATCH, shuffle=True), second)
+
+
+@item("an evaluation now and then, with a shuffled loader of its own with persistent workers, and noise in each step")
+def evaluated(rank, _size):
+    model = ddp(net())
+    optimizer = adam(model)
+    held_out = DataLoader(Samples(2 * BATCH, noisy=False), BATCH, shuffle=True, num_workers=1, persistent_workers=True)
+
+    def step(index):
+        if index >= IMPORTED and (index - IMPORTED) % 3 == 0:
+            with torch.no_grad():
+                assert all(model.module(x).isfinite().all() for _, x in held_out)
+        model(data(index, rank) + 0.1 * torch.randn(1)).pow(2).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return Loop({"model": model, "optimizer": optimizer}, step, blocks_of(model), optimizer)

@@ -102,6 +102,7 @@ NAMES = {
     "_neg_view": [Place("torch/_C/_VariableFunctions.pyi")],
     "_is_root": [Place(f"{FSDP}_fsdp_state.py", "FSDPState")],
     "_is_view": [Place("torch/_C/__init__.pyi", "TensorBase")],
+    "_get_iterator": [Place("torch/utils/data/dataloader.py", "DataLoader")],
     "_iterator": [Place("torch/utils/data/dataloader.py", "DataLoader")],
     "_local_tensor": [Place("torch/distributed/tensor/_api.py", "DTensor")],
     "_maybe_attach_flight_recorder": [Place(C10D.file, since=(2, 15))],

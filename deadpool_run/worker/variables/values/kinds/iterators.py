@@ -8,7 +8,7 @@ from types import GeneratorType
 from typing import Any
 
 from deadpool_run.ids import is_of_package
-from deadpool_run.worker.compat.modules import items_yielded
+from deadpool_run.worker.compat.loaders import items_yielded
 from deadpool_run.worker.process.frames import is_own_generator, local_variables
 from deadpool_run.worker.variables.values.kinds.library_values import is_immutable
 from deadpool_run.worker.variables.values.lost import LostValue
