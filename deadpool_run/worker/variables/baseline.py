@@ -114,6 +114,11 @@ class Baseline:
                     continue
             yield name, value, was
 
+    def gone(self, scope: str, now: Mapping[str, Any]) -> Collection[str]:
+        """Return the variables that existed at first and do not now."""
+        first = self.of(scope)
+        return () if first.keys() <= now.keys() else [name for name in first if name not in now]
+
     def _first(self, name: str, value: Any, own: Collection[str]) -> First:
         try:
             node = self._writer(name).write(value)

@@ -36,6 +36,8 @@ class Scope:
     def without_dead(self) -> tuple[Mapping[str, Any], Collection[str]]:
         """Return the present values without those of dead variables, and the names of these. A weak reference may still see one."""
         found = self.read()
+        if not self.dead:
+            return found, ()
         dead = {name for name in self.dead if name in found and not getweakrefcount(found[name])}
         return {name: value for name, value in found.items() if name not in dead} if dead else found, dead
 

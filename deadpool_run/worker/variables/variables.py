@@ -129,13 +129,12 @@ class Variables:
         writer = self._writer(late=True)
         for scope in self._scopes.changing():
             now, dead = scope.without_dead()
-            changed: dict[str, Any] = dict.fromkeys(dead, DEAD)
-            changed |= {
+            changed: dict[str, Any] = {
                 name: node
                 for name, value, first in self._baseline.maybe_changed(scope.name, now)
                 if (node := self._changed(writer, (scope.name, name), value, first, thorough=thorough)) is not None
             }
-            changed |= {name: GONE for name in self._baseline.of(scope.name) if not (name in now or name in dead)}
+            changed |= dict.fromkeys(self._baseline.gone(scope.name, now), GONE) | dict.fromkeys(dead, DEAD)
             if changed:
                 found[scope.name] = changed
         if replaced := self._scopes.children.take():
