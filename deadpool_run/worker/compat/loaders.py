@@ -4,7 +4,6 @@ A loader draws the seed of its workers from a generator when it makes them, and 
 persistent workers is state of the rank: it decides what random numbers later steps get.
 """
 
-import functools
 from collections.abc import Mapping
 from typing import Any
 from weakref import WeakValueDictionary
@@ -14,7 +13,6 @@ from torch.utils.data import DataLoader
 
 from deadpool_run.errors import RefusedError
 
-_NOTED = "noted_by_deadpool_run"
 _LATE = (
     "a step is repeated for which a DataLoader with persistent_workers had its workers, and that loader was made after the loop had "
     "begun: it does not exist here.\nMake it before job.steps()."
@@ -22,16 +20,15 @@ _LATE = (
 
 
 class _Loaders:
-    """The loaders with persistent workers, in the order in which this run of the script has made them."""
+    """The loaders that this run of the script has made, by their numbers."""
 
     def __init__(self) -> None:
         self.by_number: WeakValueDictionary[int, DataLoader[Any]] = WeakValueDictionary()
         self._next = 0
 
     def note(self, loader: DataLoader[Any]) -> None:
-        if loader.persistent_workers and loader.num_workers > 0:
-            self.by_number[self._next] = loader
-            self._next += 1
+        self.by_number[self._next] = loader
+        self._next += 1
 
     def forget(self) -> None:
         self.by_number.clear()
@@ -42,18 +39,19 @@ _loaders = _Loaders()
 
 
 def note_loaders() -> None:
-    """Note the loaders that are made from now on. Every process of a rank makes the same ones, in the same order."""
-    make = DataLoader.__init__
-    if hasattr(make, _NOTED):
+    """Note the loaders that are made from now on. Every process of a rank makes the same ones, in the same order.
+
+    In `__new__`, because torchdata's `StatefulDataLoader` does not call the `__init__` of its base class.
+    """
+    if "__new__" in vars(DataLoader):
         return
 
-    @functools.wraps(make)
-    def init(self: DataLoader[Any], *args: Any, **kwargs: Any) -> None:
-        make(self, *args, **kwargs)
-        _loaders.note(self)
+    def new(kind: type[DataLoader[Any]], *_args: object, **_options: object) -> DataLoader[Any]:
+        loader = object.__new__(kind)
+        _loaders.note(loader)
+        return loader
 
-    setattr(init, _NOTED, True)
-    DataLoader.__init__ = init  # type: ignore[method-assign]
+    DataLoader.__new__ = new  # type: ignore[assignment]
 
 
 def forget_loaders() -> None:
@@ -63,7 +61,8 @@ def forget_loaders() -> None:
 
 def with_workers() -> dict[str, bool]:
     """Return for each loader with persistent workers, by its number, whether it has made them."""
-    return {str(number): has_workers(loader) for number, loader in _loaders.by_number.items()}
+    found = _loaders.by_number.items()
+    return {str(number): has_workers(loader) for number, loader in found if _are_persistent(loader)}
 
 
 def set_with_workers(made: Mapping[str, bool]) -> None:
@@ -93,6 +92,10 @@ class _MadeElsewhere:
             loader._iterator = loader._get_iterator()  # noqa: SLF001
         finally:
             loader.generator = generator
+
+
+def _are_persistent(loader: Any) -> bool:
+    return bool(getattr(loader, "persistent_workers", False)) and getattr(loader, "num_workers", 0) > 0
 
 
 def has_workers(loader: Any) -> bool:

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 from deadpool_run.errors import RefusedError
 from deadpool_run.worker.compat.loaders import dismiss_workers, forget_loaders, has_workers, note_loaders
@@ -36,8 +37,8 @@ def made():
     forget_loaders()
     found = []
 
-    def make(**options):
-        found.append(DataLoader(Numbers(), 2, num_workers=1, persistent_workers=True, **options))
+    def make(kind=DataLoader, **options):
+        found.append(kind(Numbers(), 2, num_workers=1, persistent_workers=True, **options))
         return found[-1]
 
     yield make
@@ -64,6 +65,7 @@ ORDERS = {
     "shuffled": lambda: {"shuffle": True},
     "shuffled by its own generator": lambda: {"shuffle": True, "generator": torch.Generator()},
     "drawn before the seed": lambda: {"sampler": Eager()},
+    "torchdata's": lambda: {"kind": StatefulDataLoader},
 }
 
 
