@@ -14,8 +14,8 @@ from torch.utils.data import DataLoader
 from deadpool_run.errors import RefusedError
 
 _LATE = (
-    "a step is repeated for which a DataLoader with persistent_workers had its workers, and that loader was made after the loop had "
-    "begun: it does not exist here.\nMake it before job.steps()."
+    "a DataLoader with persistent_workers was made after the loop had begun, and has workers. This process has no such loader.\n"
+    "Make it before job.steps()."
 )
 
 
