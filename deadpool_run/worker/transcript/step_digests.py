@@ -4,16 +4,13 @@ The mark is a digest of this rank's input to the step's first reduction of data:
 the weights and all random draws. It is also on the status page, for a replacement of the rank.
 """
 
-import zlib
 from collections import OrderedDict
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from deadpool_run.vault.status_page import RankEntry
-from deadpool_run.worker.codec import raw_bytes
-from deadpool_run.worker.state.digest import sample, sampled
+from deadpool_run.worker.state.digest import sample
 
 DIFFERENT = (
     "a step that was repeated after a loss computed a different result: this rank's input to its first {what} differs.\n"
@@ -60,7 +57,7 @@ class Marks:
         if not data:
             return True
         self.open = False
-        mark = _mark_of(data[0])
+        mark = sample(data[0])
         before = self._seen.get(self._step)
         if before is not None:
             return before == mark
@@ -69,8 +66,3 @@ class Marks:
             self._seen.popitem(last=False)
         self._rank_entry.mark, self._rank_entry.marked_step = mark, self._step + 1
         return True
-
-
-def _mark_of(tensor: Tensor) -> int:
-    """Return a checksum of a sample of a tensor in main memory. It costs less than half of a digest, which runs on any device."""
-    return sample(tensor) if tensor.layout is torch.sparse_coo else zlib.crc32(raw_bytes(sampled(tensor)))
