@@ -90,7 +90,6 @@ def first():
 forked(first)
 
 def spare(ours, theirs):
-    seen = []
     def agent():
         while 5 not in own():
             os.sched_yield()

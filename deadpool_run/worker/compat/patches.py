@@ -18,7 +18,6 @@ from deadpool_run.ids import PACKAGE
 from deadpool_run.worker.compat.group_api import BACKEND, HOST_ONLY, GroupApi
 
 _INNER_BACKENDS = frozenset({"gloo", "nccl", "nccl2", "nccl-legacy", "nccl-lazy"})
-_OURS = "of_deadpool_run"
 _initialized: WeakSet[Any] = WeakSet()
 """The default group of `deadpool_run.init()`, while it exists."""
 
@@ -33,8 +32,12 @@ def ignore_second_init() -> None:
     """Let `init_process_group` do nothing while the present default group exists: libraries call it for the script."""
     _initialized.clear()
     _initialized.add(dist.GroupMember.WORLD)
-    if not hasattr(dist.init_process_group, _OURS):
-        _patch({"init_process_group": _init_process_group})
+    _patch_init()
+
+
+@functools.cache
+def _patch_init() -> None:
+    _patch({"init_process_group": _init_process_group})
 
 
 def _patch(patches: Mapping[str, Callable[..., Any]]) -> None:
@@ -60,7 +63,6 @@ def _in_place_of(torch_function: Callable[..., Any], ours: Callable[..., Any]) -
     def replacement(*args: Any, **kwargs: Any) -> Any:
         return ours(torch_function, *args, **kwargs)
 
-    setattr(replacement, _OURS, True)
     return replacement
 
 

@@ -82,9 +82,12 @@ class LateModules:
         for name in undone:
             module = self._undone[name] = self._marks.pop(name)[0]
             package, _, part = name.rpartition(".")
-            for where, key in ((sys.modules, name), (vars(sys.modules.get(package, module)), part)):
-                if where.get(key) is module:
-                    del where[key]
+            holders = [(sys.modules, name)]
+            if package in sys.modules:
+                holders.append((vars(sys.modules[package]), part))
+            for holder, key in holders:
+                if holder.get(key) is module:
+                    del holder[key]
         return undone, mark
 
     def imported(self, name: str, module: ModuleType) -> None:
