@@ -28,6 +28,7 @@ from deadpool_run.worker.loop.member import LoopMember
 from deadpool_run.worker.loop.only_loop import OnlyLoop
 from deadpool_run.worker.process import session
 from deadpool_run.worker.snapshot.checks import check_new
+from deadpool_run.worker.state.generators import seed_epoch
 from deadpool_run.worker.transcript.rehearsal import REHEARSAL_STEPS
 from deadpool_run.worker.verify.script_names import warn
 
@@ -83,7 +84,7 @@ class Job:
             _init_unprotected(timeout)
             self._watch = probe.watch_unprotected()
         patches.ignore_second_init()
-        note_loaders()
+        note_loaders(seed_epoch)
         self.rank = dist.get_rank()
         self.world_size = dist.get_world_size()
 

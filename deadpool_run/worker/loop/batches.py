@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from deadpool_run.errors import RefusedError, ScriptError
 from deadpool_run.worker.codec import has_state, raw_bytes, table_of
-from deadpool_run.worker.compat.loaders import dismiss_workers, has_workers
+from deadpool_run.worker.compat.loaders import has_workers, set_workers, workers_of
 from deadpool_run.worker.compat.modules import is_dense, tree_flatten, tree_unflatten, writes_of
 from deadpool_run.worker.loop.loader_values import LoaderValues
 from deadpool_run.worker.loop.sampler_order import SamplerOrder, generators_of, isolated, samplers, set_epoch
@@ -133,7 +133,7 @@ class Batches:
             at.loader = self._loader.state_dict()
         start, own = at.start, self._own_states()
         if start is None:  # the epoch has not started: it will start from the present states
-            start = {"global": None, "own": own, "anew": True}
+            start = {"global": None, "own": own, "made": workers_of(self._loader)}
         return {
             "epoch": at.epoch,
             "done": at.done,
@@ -223,7 +223,7 @@ class Batches:
         return self._iterate(at.epoch, at.start, skip=at.done)
 
     def _as_of(self, start: dict[str, Any]) -> AbstractContextManager[None]:
-        is_anew = start.get("anew", True) or not has_workers(self._loader)
+        is_anew = start.get("made") is None or not has_workers(self._loader)
         values, of_workers = start.get("values", {}), start.get("workers")
         return self._values.as_of(values, of_workers, for_new_workers=self._keeps and is_anew)
 
@@ -243,9 +243,9 @@ class Batches:
 
     def _begin(self) -> dict[str, Any]:
         """Return the states of the generators, and the values, before an epoch starts."""
-        is_anew = not has_workers(self._loader)
-        earlier = None if is_anew else self._at.start
-        start = {"global": take_rng(), "own": self._own_states(), "anew": is_anew, "values": self._values.take()}
+        made = workers_of(self._loader)
+        earlier = None if made is None else self._at.start
+        start = {"global": take_rng(), "own": self._own_states(), "made": made, "values": self._values.take()}
         if earlier is not None:  # its workers have the values with which they were made
             start["workers"] = earlier.get("workers", earlier.get("values", {}))
         return start
@@ -263,13 +263,9 @@ class Batches:
         return own_changed or self._values.have_samplers_changed(state.get("values", {}))
 
     def _put_generators(self, start: dict[str, Any]) -> None:
-        """Set the loader's own generators, and drop persistent workers that did not exist yet.
-
-        Making workers draws from the generators, keeping them does not.
-        """
+        """Set the loader's own generators, and its persistent workers."""
         self._put_own(start["own"])
-        if start["anew"] and has_workers(self._loader):
-            dismiss_workers(self._loader)
+        set_workers(self._loader, start.get("made"))
 
 
 class _Kept:

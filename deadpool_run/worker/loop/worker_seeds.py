@@ -6,26 +6,21 @@ dataset and of `collate_fn`.
 """
 
 import hashlib
-import random
-import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch.utils.data import get_worker_info
 
-from deadpool_run.worker.codec import table_of
+from deadpool_run.worker.state.generators import SearchResult, search, seed
+from deadpool_run.worker.state.rng import seed_global
 from deadpool_run.worker.verify.script_names import warn
 
-_MOST_OBJECTS = 4096
-_MOST_PARTS = 256
 _MOST_NAMES = 5
 _BYTES = 16
 
 _present: "_Seeds | None" = None
 """The seeds of the batch that this worker process loads."""
-_found: dict[str, "SearchResult"] = {}
+_found: dict[str, SearchResult] = {}
 """The generators and numbers of the dataset and of `collate_fn`, searched again in batches whose count is a power of two."""
 _count = 0
 _warned: set[str] = set()
@@ -34,8 +29,8 @@ _warned: set[str] = set()
 class SeededIndices:
     """Indices that, as a loader's worker unpickles them, seed the worker's generators."""
 
-    def __init__(self, index: Any, seed: bytes, number: int) -> None:
-        self._parts = index, seed, number
+    def __init__(self, index: Any, of_epoch: bytes, number: int) -> None:
+        self._parts = index, of_epoch, number
 
     def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
         """Unpickle as the bare indices."""
@@ -63,8 +58,8 @@ class SeededCollate:
 class _Seeds:
     """The seeds of one batch."""
 
-    def __init__(self, seed: bytes, number: int) -> None:
-        self._seed = seed + number.to_bytes(8, "little")
+    def __init__(self, of_epoch: bytes, number: int) -> None:
+        self._seed = of_epoch + number.to_bytes(8, "little")
         self._looks = _count & (_count - 1) == 0
 
     def apply(self, what: str, root: Any) -> None:
@@ -72,7 +67,7 @@ class _Seeds:
         if self._looks:
             _found[what] = search(root)
         for place, generator in enumerate(_found[what].generators):
-            _seed(generator, self.drawn(f"{what} {place}".encode()))
+            seed(generator, self.drawn(f"{what} {place}".encode()))
 
     def check(self, what: str, root: Any) -> None:
         """Warn of generators and numbers that are not as before the batch was loaded."""
@@ -98,71 +93,11 @@ class _Seeds:
         return hashlib.blake2b(self._seed + salt, digest_size=_BYTES).digest()
 
 
-def _seed_worker(index: Any, seed: bytes, number: int) -> Any:
+def _seed_worker(index: Any, of_epoch: bytes, number: int) -> Any:
     global _present, _count  # noqa: PLW0603 - of this process
     if (info := get_worker_info()) is not None:
         _count += 1
-        _present = _Seeds(seed, number)
-        drawn = _present.drawn()
-        torch.manual_seed(int.from_bytes(drawn[:7], "little"))
-        random.seed(drawn)
-        numpy = sys.modules.get("numpy.random")
-        if numpy is not None:
-            numpy.seed(list(drawn))
+        _present = _Seeds(of_epoch, number)
+        seed_global(_present.drawn())
         _present.apply("dataset", info.dataset)
     return index
-
-
-def _seed(generator: Any, drawn: bytes) -> None:
-    if isinstance(generator, random.Random):
-        generator.seed(drawn)
-    elif isinstance(generator, torch.Generator):
-        generator.manual_seed(int.from_bytes(drawn[:7], "little"))
-    elif hasattr(generator, "bit_generator"):
-        bits = generator.bit_generator
-        bits.state = type(bits)(int.from_bytes(drawn, "little")).state
-    else:
-        generator.seed(list(drawn))
-
-
-@dataclass(slots=True)
-class SearchResult:
-    """The result of a search."""
-
-    generators: list[Any] = field(default_factory=list)
-    """In a fixed order."""
-    numbers: dict[str, int | float] = field(default_factory=dict)
-    """Numbers in attributes, by class and name; the last one of several."""
-
-
-def search(root: Any) -> SearchResult:
-    """Search the attributes of an object, of those inside it, and their lists, tuples and dicts."""
-    numpy = sys.modules.get("numpy.random")
-    kinds: tuple[Any, ...] = (random.Random, torch.Generator)
-    if numpy is not None:
-        kinds += (numpy.Generator, numpy.RandomState)
-    found = SearchResult()
-    seen: set[int] = set()
-    waiting = [root]
-    while waiting and len(seen) < _MOST_OBJECTS:
-        each = waiting.pop()
-        if id(each) in seen:
-            continue
-        seen.add(id(each))
-        kind = type(each)
-        if issubclass(kind, kinds):
-            if kind is not random.SystemRandom:
-                found.generators.append(each)
-        elif kind in (list, tuple):
-            waiting += each[:_MOST_PARTS]
-        elif kind is dict:
-            waiting += list(each.values())[:_MOST_PARTS]
-        elif hasattr(kind, "__dict__") and not issubclass(kind, (type, torch.Tensor)):
-            attributes = table_of(each)
-            waiting += attributes.values()
-            found.numbers |= {
-                f"{kind.__qualname__}.{name}": value
-                for name, value in attributes.items()
-                if type(value) in (int, float)
-            }
-    return found

@@ -4,6 +4,7 @@ import torch
 import torch.distributed as dist
 
 from deadpool_run.worker.compat import loaders, modules
+from deadpool_run.worker.state.generators import seed_epoch
 from deadpool_run.worker.state.process_settings import ProcessSettings
 
 _CUDA_SEED = 67280421310721
@@ -14,7 +15,7 @@ class TorchBaseline:
     """Torch's global state at one moment."""
 
     def __init__(self) -> None:
-        loaders.note_loaders()
+        loaders.note_loaders(seed_epoch)
         self._rng = torch.get_rng_state()
         self._settings = ProcessSettings()
         self._settings.begin()

@@ -1,13 +1,20 @@
-"""Random number generators in variables: their states, and generators with a given state."""
+"""Random number generators in variables: their states, generators with a given state, and seeds in workers of data loaders."""
 
+import hashlib
 import random
+import sys
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.utils.data import get_worker_info
 
-from deadpool_run.worker.codec import device_of, name_of_device, raw_bytes, tensor_of
+from deadpool_run.worker.codec import device_of, name_of_device, raw_bytes, table_of, tensor_of
+from deadpool_run.worker.state.rng import seed_global
 
 _SEEDS, _CUDA = "seeds", "cuda generator"
+_MOST_OBJECTS = 4096
+_MOST_PARTS = 256
 
 
 def kind_of(value: Any) -> str:
@@ -102,3 +109,74 @@ def _made(kind: str, state: Any) -> Any:
     if kind == "numpy":
         return np.random.Generator(getattr(np.random, state["bit_generator"])())
     return np.random.SeedSequence(**state) if kind == _SEEDS else np.random.RandomState()
+
+
+def seed(generator: Any, drawn: bytes) -> None:
+    """Seed a generator that `search` has found from random bytes."""
+    if isinstance(generator, random.Random):
+        generator.seed(drawn)
+    elif isinstance(generator, torch.Generator):
+        generator.manual_seed(int.from_bytes(drawn[:7], "little"))
+    elif hasattr(generator, "bit_generator"):
+        bits = generator.bit_generator
+        bits.state = type(bits)(int.from_bytes(drawn, "little")).state
+    else:
+        generator.seed(list(drawn))
+
+
+@dataclass(slots=True)
+class SearchResult:
+    """The result of a search."""
+
+    generators: list[Any] = field(default_factory=list)
+    """In a fixed order."""
+    numbers: dict[str, int | float] = field(default_factory=dict)
+    """Numbers in attributes, by class and name; the last one of several."""
+
+
+def search(root: Any) -> SearchResult:
+    """Search the attributes of an object, of those inside it, and their lists, tuples and dicts."""
+    numpy = sys.modules.get("numpy.random")
+    kinds: tuple[Any, ...] = (random.Random, torch.Generator)
+    if numpy is not None:
+        kinds += (numpy.Generator, numpy.RandomState)
+    found = SearchResult()
+    seen: set[int] = set()
+    waiting = [root]
+    while waiting and len(seen) < _MOST_OBJECTS:
+        each = waiting.pop()
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        kind = type(each)
+        if issubclass(kind, kinds):
+            if kind is not random.SystemRandom:
+                found.generators.append(each)
+        elif kind in (list, tuple):
+            waiting += each[:_MOST_PARTS]
+        elif kind is dict:
+            waiting += list(each.values())[:_MOST_PARTS]
+        elif hasattr(kind, "__dict__") and not issubclass(kind, (type, torch.Tensor)):
+            attributes = table_of(each)
+            waiting += attributes.values()
+            found.numbers |= {
+                f"{kind.__qualname__}.{name}": value
+                for name, value in attributes.items()
+                if type(value) in (int, float)
+            }
+    return found
+
+
+def seed_epoch(base_seed: int, epoch: int) -> None:
+    """Seed a loader's worker for an epoch: the global generators, and those in attributes of the dataset."""
+    info = get_worker_info()
+    if info is None:
+        return
+    root = f"{base_seed} {epoch} {info.id}".encode()
+    seed_global(_drawn(root, -1))
+    for place, generator in enumerate(search(info.dataset).generators):
+        seed(generator, _drawn(root, place))
+
+
+def _drawn(root: bytes, place: int) -> bytes:
+    return hashlib.blake2b(root + f" {place}".encode(), digest_size=16).digest()

@@ -44,6 +44,15 @@ def put_rng(states: RngStates) -> None:
             torch.cuda.default_generators[device].set_state(tensor_of(states["cuda"][key]))
 
 
+def seed_global(drawn: bytes) -> None:
+    """Seed the generators of a process without a device, such as a loader's worker, from random bytes."""
+    torch.manual_seed(int.from_bytes(drawn[:7], "little"))
+    random.seed(drawn)
+    numpy = sys.modules.get("numpy.random")
+    if numpy is not None:
+        numpy.seed(list(drawn))
+
+
 def _cuda_keys() -> dict[str, int]:
     current = torch.cuda.current_device()
     return {"current" if device == current else str(device): device for device in range(torch.cuda.device_count())}

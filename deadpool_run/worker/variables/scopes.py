@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
-from deadpool_run.worker.compat.loaders import set_with_workers, with_workers
+from deadpool_run.worker.compat.loaders import all_workers, set_all_workers
 from deadpool_run.worker.process.frames import (
     closed_over,
     function_frames,
@@ -110,7 +110,7 @@ class Scopes:
         self._loaders: WeakSet[DataLoader[Any]] = WeakSet()
         self._attributes = Attributes()
         self._found.add(Scope("functions", self._attributes.read, self._attributes.write, self._attributes.remove))
-        self._found.add(Scope("persistent workers of loaders", with_workers, set_with_workers))
+        self._found.add(Scope("persistent workers of loaders", all_workers, set_all_workers))
         with_state = [
             (name, each) for name, each in objects if not isinstance(each, nn.Module)
         ]  # modules are in `parts`

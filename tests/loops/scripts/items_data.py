@@ -207,3 +207,17 @@ def evaluated(rank, _size):
         optimizer.zero_grad()
 
     return Loop({"model": model, "optimizer": optimizer}, step, blocks_of(model), optimizer)
+
+
+@item("each step is an epoch of the script's own loader, with noise from persistent workers")
+def epochs(_rank, _size):
+    model = ddp(net())
+    optimizer = adam(model)
+    loader = DataLoader(Samples(2 * BATCH), BATCH, shuffle=True, num_workers=1, persistent_workers=True)
+
+    def step(_index):
+        sum(model(x) for _, x in loader).pow(2).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return Loop({"model": model, "optimizer": optimizer}, step, blocks_of(model), optimizer)

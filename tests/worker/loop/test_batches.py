@@ -18,6 +18,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from deadpool_run.errors import RefusedError, ScriptError
 from deadpool_run.worker.loop import worker_seeds
 from deadpool_run.worker.loop.batches import Batches, refuse_shared
+from deadpool_run.worker.state.generators import search
 from deadpool_run.worker.state.rng import put_rng, take_rng
 
 sys.path.append(str(Path(__file__).parents[2] / "loops" / "scripts"))
@@ -268,9 +269,9 @@ def test_what_a_worker_changes_is_warned_of(dataset, text, capfd, monkeypatch):
 def test_generators_are_found_in_a_fixed_order():
     dataset = Augmented()
     dataset.secret, dataset.itself = random.SystemRandom(), dataset
-    kinds = [type(each).__name__ for each in worker_seeds.search(dataset).generators]
+    kinds = [type(each).__name__ for each in search(dataset).generators]
     assert sorted(kinds) == ["Generator", "Generator", "Random", "RandomState"]
-    assert [type(each).__name__ for each in worker_seeds.search(Augmented()).generators] == kinds
+    assert [type(each).__name__ for each in search(Augmented()).generators] == kinds
 
 
 class Noise(Dataset):

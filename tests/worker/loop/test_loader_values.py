@@ -9,7 +9,9 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, WeightedRandomSampler
 
 from deadpool_run.errors import RefusedError
+from deadpool_run.worker.compat.loaders import note_loaders, set_workers, workers_of
 from deadpool_run.worker.loop.batches import Batches
+from deadpool_run.worker.state.generators import seed_epoch
 from deadpool_run.worker.state.rng import put_rng, take_rng
 
 BATCH, PER_EPOCH = 4, 5
@@ -244,6 +246,24 @@ def test_data_that_is_not_kept_and_has_changed_within_the_epoch_is_refused():
     again.take()
 
 
+def test_data_that_persistent_workers_had_and_that_is_not_kept_is_refused():
+    note_loaders(seed_epoch)
+
+    def made():
+        loader = DataLoader(Table(), BATCH, num_workers=1, persistent_workers=True)
+        return loader, Batches(loader)
+
+    loader, batches = made()
+    loader.dataset.table.add_(1)
+    train(loader, batches, left_alone, 2)
+    place, workers = batches.state_dict(), workers_of(loader)
+    loader, again = made()
+    set_workers(loader, workers)  # as the script's variables do
+    again.load_state_dict(place)
+    with pytest.raises(RefusedError, match=r"dataset\.table .*larger than 1 MiB.*\nChange it before the loop"):
+        again.take()
+
+
 def test_an_order_that_cannot_be_repeated_is_refused():
     batches = Batches(DataLoader(Data(), BATCH, sampler=Unsteady()))
     batches.take()
@@ -269,7 +289,7 @@ def test_a_state_of_an_earlier_version_is_loaded():
     place = batches.state_dict()
     want = train(loader, batches, left_alone, 1)
     older = {name: place[name] for name in ("epoch", "done", "loader")}
-    older["begun"] = {name: place["begun"][name] for name in ("global", "own", "anew")}
+    older["begun"] = {name: place["begun"][name] for name in ("global", "own")} | {"anew": True}
     loader, batches, _ = started("the main process")
     batches.load_state_dict(older)
     assert train(loader, batches, left_alone, 1)[0][0] == want[0][0]
