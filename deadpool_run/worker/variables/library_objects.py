@@ -10,7 +10,7 @@ import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable
-from types import BuiltinFunctionType, FunctionType, ModuleType
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch.distributed as dist
@@ -73,6 +73,8 @@ class _Search:
             return True
         if kind in _SEQUENCES or kind in _DICTS:
             return self._is_container_of_values(kind, value, depth, objects=objects)
+        if kind is MethodType:
+            return self.is_value(value.__self__, depth, objects=objects)
         return isinstance(value, _REFERENCES) or (objects and self._is_object_of_values(kind, value))
 
     def _is_object_of_values(self, kind: type, value: Any) -> bool:

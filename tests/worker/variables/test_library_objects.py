@@ -89,6 +89,46 @@ def test_its_values_come_back(where, rehearsed):
     assert run(taken, steps=rehearsed, where=where, **references) == expected
 
 
+class Registering(type):
+    """A metaclass, as libraries have that list their classes."""
+
+
+class Augmentation(Averager, metaclass=Registering):
+    """Has a table of its methods, and draws from a generator of its own, as the transforms of albumentations do."""
+
+    def __init__(self, *inner):
+        super().__init__(inner=list(inner), by_name={"image": self.__call__}, own=random.Random(3))
+
+    def __call__(self):
+        super().__call__()
+        self.seen[-1] = self.own.randint(0, 1000)
+        for each in self.inner:
+            each()
+
+
+Augmentation.__module__ = "of.a.library"
+
+
+@pytest.mark.parametrize("rehearsed", [0, 2, 5])
+def test_objects_with_a_metaclass_and_tables_of_their_methods_come_back(rehearsed):
+    def augmented(steps):
+        variables, outer = Variables(), Augmentation(Augmentation(), Augmentation())
+        variables.begin()
+        for _ in range(steps):
+            outer()
+        taken.append(variables.take())
+        outer()
+        variables.put(taken[0])
+        outer()
+        return [each.seen for each in (outer, *outer.inner)], outer.by_name["image"] == outer.__call__
+
+    taken = Taken()
+    drawn = random.Random(3)
+    expected = [drawn.randint(0, 1000) for _ in range(4)]
+    for steps in (3, rehearsed):
+        assert augmented(steps) == ([expected] * 3, True)
+
+
 def test_a_package_whose_name_begins_as_ours_is_a_library(monkeypatch):
     monkeypatch.setattr(OfLibrary, "__module__", "deadpool_runs.meters")
     assert run(Taken(), steps=3, where=as_variable) == (3, [6.0, 6.0], [1, 2, 3])
@@ -96,8 +136,24 @@ def test_a_package_whose_name_begins_as_ours_is_a_library(monkeypatch):
 
 @pytest.mark.parametrize(
     "part",
-    [queue.Queue(), iter("abc"), [queue.Queue()], threading.Condition(), {1: Averager()}, deque([Averager()])],
-    ids=["queue", "iterator", "list of queues", "condition", "dict by number", "objects in a deque"],
+    [
+        queue.Queue(),
+        iter("abc"),
+        [queue.Queue()],
+        threading.Condition(),
+        {1: Averager()},
+        deque([Averager()]),
+        queue.Queue().get,
+    ],
+    ids=[
+        "queue",
+        "iterator",
+        "list of queues",
+        "condition",
+        "dict by number",
+        "objects in a deque",
+        "method of a queue",
+    ],
 )
 def test_it_is_left_alone_if_it_has_anything_else(part):
     assert run(Taken(), steps=3, where=as_variable, other=part)[0] == 4

@@ -4,7 +4,6 @@ import enum
 import os
 import random
 import sys
-from abc import ABCMeta
 from argparse import Namespace
 from collections import ChainMap, OrderedDict, UserDict, UserList, deque
 from collections.abc import Callable, Collection, Mapping
@@ -72,7 +71,7 @@ class _Plain:
 def is_plain(kind: type) -> bool:
     """Return whether all state of a class's objects is in attributes: no class that it derives from is written in C, or has slots."""
     return (
-        type(kind) in (type, ABCMeta)
+        not issubclass(type(kind), enum.EnumType)
         and kind.__weakrefoffset__ == _Plain.__weakrefoffset__
         and kind.__basicsize__ == _Plain.__basicsize__
         and kind.__dictoffset__ == _Plain.__dictoffset__  # one slot is as large as what a class without slots has
