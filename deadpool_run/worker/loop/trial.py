@@ -23,7 +23,8 @@ _TRIED_STEPS = 64
 """Up to this many steps without an update are tried. Longer accumulation would double the time of too many steps."""
 _CARRIED = (
     "state from one step to the next that no snapshot holds, such as the position of an iterator, a prefetched batch, a random "
-    "result of a function with functools.lru_cache, an average of the weights or an attribute of a module"
+    "result of a function with functools.lru_cache, an average of the weights, an attribute of a module or what persistent workers "
+    "of a loader change in their copy of the data set"
 )
 
 
