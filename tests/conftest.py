@@ -1,6 +1,7 @@
 """Fixtures of every test: a cluster of real processes, and the check that a test leaves this process as it was."""
 
 import gc
+import signal
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -16,6 +17,11 @@ from kit.tiers import THOROUGH, function_of
 hypothesis.settings.register_profile("untimed", deadline=None)
 hypothesis.settings.register_profile("long", deadline=None, max_examples=2000)
 hypothesis.settings.load_profile("untimed")  # the option --hypothesis-profile loads another one later
+
+
+def pytest_sessionstart() -> None:
+    """Have launchers begin with the usual SIGHUP, also if these tests run under nohup, which they would respect."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

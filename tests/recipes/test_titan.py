@@ -11,7 +11,7 @@ FOLDER = RECIPES / "titan"
 
 
 def digests(text, ranks):
-    found = dict(re.findall(r"rank (\d+): digest (\w+)", text))
+    found = dict(re.findall(r"rank (\d+): digest ([0-9a-f]{64})", text))
     assert len(found) == ranks, text
     return found
 
