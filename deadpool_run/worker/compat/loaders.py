@@ -1,8 +1,8 @@
 """Persistent workers of data loaders.
 
 A loader draws the seed of its workers from a generator when it makes them, and nothing when it uses them again: their generators go
-on from where the last epoch left them. So the seed and the number of epochs since are state of the rank, and workers are seeded anew
-at each epoch but the first. What they draw then depends on these two numbers, also in a step that is repeated and in a replacement.
+on from where the last epoch left them. So the seed and the number of epochs since are state of the rank, and workers are seeded
+again at each epoch but the first. What they draw then depends on these two numbers, also in a step that is repeated and in a replacement.
 """
 
 from collections.abc import Callable, Mapping

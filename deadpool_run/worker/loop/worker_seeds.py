@@ -5,18 +5,16 @@ that starts in the middle of an epoch draws the same. This holds for the global 
 dataset and of `collate_fn`.
 """
 
-import hashlib
 from collections.abc import Callable
 from typing import Any
 
 from torch.utils.data import get_worker_info
 
-from deadpool_run.worker.state.generators import SearchResult, search, seed
+from deadpool_run.worker.state.generators import SearchResult, drawn_from, search, seed_each
 from deadpool_run.worker.state.rng import seed_global
 from deadpool_run.worker.verify.script_names import warn
 
 _MOST_NAMES = 5
-_BYTES = 16
 
 _present: "_Seeds | None" = None
 """The seeds of the batch that this worker process loads."""
@@ -66,8 +64,7 @@ class _Seeds:
         """Seed the generators in an object, in the order in which they are found."""
         if self._looks:
             _found[what] = search(root)
-        for place, generator in enumerate(_found[what].generators):
-            seed(generator, self.drawn(f"{what} {place}".encode()))
+        seed_each(_found[what].generators, self._seed + f"{what} ".encode())
 
     def check(self, what: str, root: Any) -> None:
         """Warn of generators and numbers that are not as before the batch was loaded."""
@@ -88,9 +85,9 @@ class _Seeds:
                 "worker starts with the value of set-up.\nIf batches depend on it, derive it from the sample's index and the epoch."
             )
 
-    def drawn(self, salt: bytes = b"") -> bytes:
-        """Return random bytes for one generator."""
-        return hashlib.blake2b(self._seed + salt, digest_size=_BYTES).digest()
+    def drawn(self) -> bytes:
+        """Return random bytes for the global generators."""
+        return drawn_from(self._seed)
 
 
 def _seed_worker(index: Any, of_epoch: bytes, number: int) -> Any:

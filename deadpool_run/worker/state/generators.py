@@ -3,6 +3,7 @@
 import hashlib
 import random
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -111,8 +112,7 @@ def _made(kind: str, state: Any) -> Any:
     return np.random.SeedSequence(**state) if kind == _SEEDS else np.random.RandomState()
 
 
-def seed(generator: Any, drawn: bytes) -> None:
-    """Seed a generator that `search` has found from random bytes."""
+def _seed(generator: Any, drawn: bytes) -> None:
     if isinstance(generator, random.Random):
         generator.seed(drawn)
     elif isinstance(generator, torch.Generator):
@@ -173,10 +173,16 @@ def seed_epoch(base_seed: int, epoch: int) -> None:
     if info is None:
         return
     root = f"{base_seed} {epoch} {info.id}".encode()
-    seed_global(_drawn(root, -1))
-    for place, generator in enumerate(search(info.dataset).generators):
-        seed(generator, _drawn(root, place))
+    seed_global(drawn_from(root + b" -1"))
+    seed_each(search(info.dataset).generators, root + b" ")
 
 
-def _drawn(root: bytes, place: int) -> bytes:
-    return hashlib.blake2b(root + f" {place}".encode(), digest_size=16).digest()
+def seed_each(found: Iterable[Any], root: bytes) -> None:
+    """Seed generators that `search` has found, each by its place among them."""
+    for place, generator in enumerate(found):
+        _seed(generator, drawn_from(root + str(place).encode()))
+
+
+def drawn_from(root: bytes) -> bytes:
+    """Return random bytes for one generator."""
+    return hashlib.blake2b(root, digest_size=16).digest()
