@@ -148,8 +148,8 @@ class TreeWriter:
             return {_TAG: "float", "is": repr(tree)}
         if kind is complex:
             return {_TAG: "complex", "is": [self.encode(tree.real, path), self.encode(tree.imag, path)]}
-        if kind is tuple:
-            return {_TAG: "tuple", "is": self.encode(list(tree), path)}
+        if kind in (tuple, torch.Size):
+            return {_TAG: kind.__name__, "is": self.encode(list(tree), path)}
         if kind in (dict, OrderedDict):
             items = [[self.encode(key, path), self.encode(value, f"{path}.{key}")] for key, value in tree.items()]
             return {_TAG: kind.__name__, "is": items}
@@ -199,8 +199,8 @@ class TreeReader:
             case "complex":
                 real, imaginary = self.decode(node["is"])
                 return complex(real, imaginary)
-            case "tuple":
-                return tuple(self.decode(node["is"], like))
+            case "tuple" | "Size" as name:
+                return (tuple if name == "tuple" else torch.Size)(self.decode(node["is"], like))
             case "dict" | "OrderedDict" as name:
                 pairs = ((self.decode(key), value) for key, value in node["is"])
                 items = ((key, self.decode(value, _child(like, key))) for key, value in pairs)

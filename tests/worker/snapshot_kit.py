@@ -10,6 +10,7 @@ from multiprocessing.reduction import DupFd
 
 import numpy as np
 import torch
+from kit.eight_bits import OfEightBits
 from kit.world import LIMIT_S, _context
 from torch import nn
 
@@ -156,7 +157,9 @@ def digest(*trees):
     found = hashlib.blake2b()
 
     def add(tree):
-        if isinstance(tree, torch.Tensor):
+        if hasattr(tree, "__tensor_flatten__"):
+            add([getattr(tree, name) for name in tree.__tensor_flatten__()[0]])
+        elif isinstance(tree, torch.Tensor):
             found.update(f"{tree.dtype}{tuple(tree.shape)}".encode() + raw(tree))
         elif isinstance(tree, dict):
             for key, value in sorted(tree.items(), key=lambda item: str(item[0])):
@@ -194,6 +197,7 @@ class Training:
             "sgd": lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9, nesterov=True),
             "rmsprop": lambda p: torch.optim.RMSprop(p, lr=0.01, momentum=0.5, centered=True),
             "adafactor": lambda p: torch.optim.Adafactor(p, lr=0.01),
+            "eight bits": OfEightBits,
             "lbfgs": lambda p: torch.optim.LBFGS(p, lr=0.01, max_iter=2),
         }[optimizer](self.model.parameters())
         self.scheduler = torch.optim.lr_scheduler.SequentialLR(

@@ -91,10 +91,10 @@ class States:
             if id(parameter) not in names:
                 own[id(parameter)] = name.removeprefix(f"{optimizer.name}/")
                 found["weights"][name] = digest(parameter)
-        for _, tracked in optimizer.tensors(own):
+        for _, _, tracked in optimizer.tensors(own):
             found["optimizer"][tracked.name] = digest(tracked.tensor)
         plain = optimizer.plain(own)
-        if any(plain["state"].values()) or plain["shared"]:
+        if any(plain["state"].values()) or plain["shared"] or plain["forms"]:
             found["optimizer"] |= dict(_of_object(optimizer.name, plain))
         for number, group in enumerate(optimizer.take()):
             for key, value in group.items():

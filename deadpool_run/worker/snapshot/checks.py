@@ -69,7 +69,7 @@ def check_optimizer(state: OptimizerState) -> None:
     """Raise `ScriptError` if a snapshot cannot hold the optimizer."""
     _check_tensors(state.parameters())
     names = {id(parameter): name for name, parameter in state.parameters()}
-    _check_tensors((tracked.name, tracked.tensor) for _, tracked in state.tensors(names))
+    _check_tensors((tracked.name, tracked.tensor) for _, _, tracked in state.tensors(names))
     check_tree([state.take(), state.plain(names)], state.name)
     if state.keeper is state.optimizer:
         values, attributes = state.optimizer.state_dict(), vars(state.optimizer)

@@ -148,7 +148,7 @@ class CapturePlan:
 
     def __init__(self, protected: Protected, buffers: BufferCopies) -> None:
         self.has_plain = protected.has_plain()
-        """Whether optimizers keep state that is not a tensor."""
+        """Whether optimizers keep state that is not a plain tensor."""
         parameters = protected.parameters()
         self.parameters = list(parameters.values())
         self.names = {id(parameter): name for name, parameter in parameters.items()}

@@ -11,6 +11,8 @@ from deadpool_run.vault.segments import Manifest, SlotRole, TensorEntry, read_ex
 from deadpool_run.worker.codec import TreeReader
 from deadpool_run.worker.compat.modules import buffers_of, local
 from deadpool_run.worker.compat.placements import from_shard, parse_placements
+from deadpool_run.worker.compat.wrapper_tensors import form_of, is_composed
+from deadpool_run.worker.snapshot.composed import made_of
 from deadpool_run.worker.snapshot.plan import live_tensors, placement_of
 from deadpool_run.worker.snapshot.slot_memory import SlotMemory, copy_fast, dtype_of
 from deadpool_run.worker.state.gradients import Kept
@@ -57,6 +59,8 @@ class Restoration:
         for name, optimizer in self._protected.optimizers.items():
             optimizer.put_members(values["members"][name])
         self._trim_optimizers()
+        if any(plain.get("forms") for plain in values["plain"].values()):
+            self._form_optimizers(values["plain"])
         targets, sources = [], []
         for entry in self._saved.values():
             targets.append(local(self._target(entry)).detach())
@@ -141,9 +145,21 @@ class Restoration:
 
     def _trim_optimizers(self) -> None:
         for optimizer in self._protected.optimizers.values():
-            for parameter, tracked in list(optimizer.tensors(self._names)):
+            for parameter, key, tracked in list(optimizer.tensors(self._names)):
                 if tracked.name not in self._saved:
-                    del optimizer.state[parameter][tracked.name.rpartition("/")[2]]
+                    optimizer.state[parameter].pop(key, None)
+
+    def _form_optimizers(self, plain: dict[str, Any]) -> None:
+        """Make the tensors anew that consist of others, and are not here or have another form. Their parts are copied later."""
+        for name, optimizer in self._protected.optimizers.items():
+            for of, forms in plain[name].get("forms", {}).items():
+                parameter = self._parameters[of]
+                state = optimizer.state[parameter]
+                for key, form in forms.items():
+                    live = state.get(key)
+                    if live is None or not is_composed(live) or form_of(live) != form:
+                        state[key] = made_of(form, parameter)
+        self._live = live_tensors(self._protected)
 
     def _created(self, entry: TensorEntry) -> Tensor:
         owner, _, key = entry.name.rpartition("/")

@@ -15,13 +15,14 @@ from torch.optim import Optimizer
 from deadpool_run.errors import SnapshotError
 from deadpool_run.vault.segments import SlotRole
 from deadpool_run.worker.codec import copied
+from deadpool_run.worker.compat.wrapper_tensors import form_of, is_composed, parts_of
 
 _OF_SCALERS = ("grad_scale", "found_inf")
 """Attributes that `GradScaler.step` sets during a fused optimizer's step."""
 _LAST_TABLE = "_optimizer_load_state_dict_post_hooks"
 """An attribute that `Optimizer.__init__` sets. Some wrappers set those of hooks of `step()` themselves."""
-NO_PLAIN: dict[str, Any] = {"state": {}, "shared": {}}
-"""`OptimizerState.plain` of an optimizer that keeps only tensors."""
+NO_PLAIN: dict[str, Any] = {"state": {}, "shared": {}, "forms": {}}
+"""`OptimizerState.plain` of an optimizer that keeps only plain tensors."""
 
 
 def is_optimizer_wrapper(obj: object) -> bool:
@@ -68,7 +69,10 @@ class OptimizerState:
                 yield f"{self.name}/{number}.{index}", parameter
 
     def fingerprint(self, *, plain: bool) -> list[int]:
-        """Return the identities of the parameters and of the state's values. With `plain`, 0 for a value that is no tensor."""
+        """Return the identities of the parameters and of the state's values. With `plain`, 0 for a value that is no tensor.
+
+        `plain` is whether some value is not a plain tensor.
+        """
         found: list[int] = []
         for group in self.optimizer.param_groups:
             found += map(id, group["params"])
@@ -77,35 +81,49 @@ class OptimizerState:
                 found += map(id, state.values())
             elif type(state) is dict:
                 found += [id(value) if isinstance(value, Tensor) else 0 for value in state.values()]
+                found += [id(part) for value in state.values() if is_composed(value) for _, part in parts_of(value)]
         return found
 
     def has_plain(self) -> bool:
-        """Return whether some of the state is not a tensor with its own name."""
+        """Return whether some of the state is not a plain tensor with its own name."""
         return any(
-            not isinstance(parameter, Tensor) or not all(_is_heavy(key, value) for key, value in state.items())
+            not isinstance(parameter, Tensor)
+            or any(is_composed(value) or not _is_heavy(key, value) for key, value in state.items())
             for parameter, state in self.state.items()
         )
 
-    def tensors(self, names: dict[int, str]) -> Iterator[tuple[Tensor, Tracked]]:
-        """Yield the parameter and the tensor for each tensor of the state; `names` are parameters' names by identity."""
+    def tensors(self, names: dict[int, str]) -> Iterator[tuple[Tensor, str, Tracked]]:
+        """Yield parameter, key and tensor for each tensor of the state; `names` are parameters' names by identity.
+
+        Of a tensor that consists of others, these are yielded.
+        """
         for parameter, state in self.state.items():
             if isinstance(parameter, Tensor) and id(parameter) in names:
                 for key, value in state.items():
-                    if _is_heavy(key, value):
-                        yield parameter, Tracked(f"{self.name}/{names[id(parameter)]}/{key}", SlotRole.OPTIMIZER, value)
+                    if not _is_heavy(key, value):
+                        continue
+                    name = f"{self.name}/{names[id(parameter)]}/{key}"
+                    parts = (
+                        [(f".{path}", part) for path, part in parts_of(value)] if is_composed(value) else [("", value)]
+                    )
+                    for path, part in parts:
+                        yield parameter, key, Tracked(name + path, SlotRole.OPTIMIZER, part)
 
     def plain(self, names: dict[int, str]) -> dict[str, Any]:
         """Return the state that `tensors` does not yield. It too changes only inside `optimizer.step()`."""
-        found: dict[str, Any] = {"state": {}, "shared": {}}
+        found: dict[str, Any] = {"state": {}, "shared": {}, "forms": {}}
         for parameter, state in self.state.items():
             if not isinstance(parameter, Tensor):
                 found["shared"][str(parameter)] = state
             elif id(parameter) in names:
-                found["state"][names[id(parameter)]] = {k: v for k, v in state.items() if not _is_heavy(k, v)}
+                name = names[id(parameter)]
+                found["state"][name] = {k: v for k, v in state.items() if not _is_heavy(k, v)}
+                if forms := {k: form_of(v) for k, v in state.items() if _is_heavy(k, v) and is_composed(v)}:
+                    found["forms"][name] = forms
         return found
 
     def put_plain(self, values: dict[str, Any], names: dict[int, str]) -> None:
-        """Set the values of `plain()`, and remove all other values that are not tensors."""
+        """Set the values of `plain()` except the forms, and remove all other values that are not tensors."""
         for group in self.optimizer.param_groups:
             for parameter in group["params"]:
                 rest = values["state"].get(names[id(parameter)])

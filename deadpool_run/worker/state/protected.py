@@ -98,7 +98,7 @@ class Protected:
         return found
 
     def has_plain(self) -> bool:
-        """Return whether an optimizer keeps state that is not a tensor."""
+        """Return whether an optimizer keeps state that is not a plain tensor."""
         return any(optimizer.has_plain() for optimizer in self.optimizers.values())
 
     def heavy(self) -> Iterator[Tracked]:
@@ -108,7 +108,7 @@ class Protected:
         for name, parameter in parameters.items():
             yield Tracked(name, SlotRole.PARAMETER, parameter)
         for optimizer in self.optimizers.values():
-            yield from (tracked for _, tracked in optimizer.tensors(names))
+            yield from (tracked for _, _, tracked in optimizer.tensors(names))
 
     def buffer_values(self) -> list[Tensor]:
         """Return the present buffers, in the order of `buffers()`."""

@@ -172,7 +172,7 @@ class Agreement:
                 held.setdefault(group, []).append((name, parameter))
         of_optimizers: dict[Any, Named] = {}
         for optimizer in self._protected.optimizers.values():
-            for parameter, tracked in optimizer.tensors(names):
+            for parameter, _, tracked in optimizer.tensors(names):
                 for group in _groups_of(tracked.tensor, under_ddp.get(id(parameter))):
                     of_optimizers.setdefault(group, []).append((tracked.name, tracked.tensor))
         for group in dict.fromkeys([*held, *of_optimizers]):

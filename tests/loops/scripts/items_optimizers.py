@@ -6,6 +6,8 @@ import math
 
 import torch
 from items_models import over
+from items_steps import sharded
+from kit.eight_bits import OfEightBits
 from kit_loops import Loop, blocks_of, data, ddp, item, net, sgd, update
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.distributed.optim import ZeroRedundancyOptimizer
@@ -88,6 +90,18 @@ class Lazy(torch.optim.Optimizer):
 @item("an optimizer with lazy and non-tensor state")
 def lazy(rank, _size):
     return trained(lambda model: Lazy(model.parameters()), rank)
+
+
+@item("an optimizer whose state is tensors that consist of others (torchao's 8 bits)")
+def eight_bits(rank, _size):
+    return trained(lambda model: OfEightBits(model.parameters()), rank)
+
+
+@item("an optimizer whose state is tensors that consist of others, FSDP2")
+def eight_bits_sharded(rank, _size):
+    model = sharded(net())
+    optimizer = OfEightBits(model.parameters())
+    return Loop({"model": model, "optimizer": optimizer}, update(model, optimizer, rank), blocks_of(model), optimizer)
 
 
 class Lookahead(torch.optim.Optimizer):

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "process" / "scripts"))
+sys.path[:0] = [str(Path(__file__).parents[2] / "process" / "scripts"), str(Path(__file__).parents[2])]
 
 from faults import Faults
 from items import ITEMS
@@ -33,6 +33,9 @@ def add(sha, value):
     if torch.is_tensor(value):
         value = value.detach()
         value = value._local_tensor if hasattr(value, "_local_tensor") else value
+        if hasattr(value, "__tensor_flatten__"):
+            add(sha, [getattr(value, name) for name in value.__tensor_flatten__()[0]])
+            return
         sha.update(f"{value.dtype}{tuple(value.shape)}".encode())
         sha.update(value.contiguous().flatten().view(torch.uint8).numpy().tobytes())
     elif isinstance(value, dict):

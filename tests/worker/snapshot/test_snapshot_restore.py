@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from kit import eight_bits
 from kit.world import LIMIT_S
 from snapshot_kit import Training, digest, draws, given, in_child, seed
 from torch import nn
@@ -55,11 +56,41 @@ def restores(gift, optimizer, version, rehearsal):
 
 @pytest.mark.parametrize(
     ("optimizer", "rehearsal"),
-    [("adamw", 0), ("adamw", 2), ("sgd", 0), ("rmsprop", 2), ("adafactor", 0), ("lbfgs", 2)],
+    [
+        ("adamw", 0),
+        ("adamw", 2),
+        ("sgd", 0),
+        ("rmsprop", 2),
+        ("adafactor", 0),
+        ("lbfgs", 2),
+        ("eight bits", 0),
+        ("eight bits", 2),
+    ],
 )
 def test_another_process_goes_on_bit_for_bit(slots, optimizer, rehearsal):
     then, later = in_child(captures, slots.gift(), optimizer, 4)
     assert in_child(restores, slots.gift(), optimizer, 4, rehearsal) == (then, later, (3, 4))
+
+
+def cannot_restore(gift, version):
+    """Return the error of a process that does not have the class of the state's tensors."""
+    training = Training(2, optimizer="eight bits")
+    training.optimizer = torch.optim.SGD(training.model.parameters())
+    _, snapshots = given(gift)
+    training.protected_by(snapshots)
+    del eight_bits.Coded
+    with pytest.raises(SnapshotError) as raised:
+        snapshots.restore(version)
+    snapshots.close()
+    return str(raised.value)
+
+
+def test_tensors_of_a_class_that_a_process_lacks_are_refused_by_name(slots):
+    in_child(captures, slots.gift(), "eight bits", 2)
+    assert in_child(cannot_restore, slots.gift(), 2) == (
+        "an optimizer's state has tensors of the class kit.eight_bits.Coded, which this process does not have.\n"
+        "Import it before job.protect()."
+    )
 
 
 def test_a_predecessors_slots_are_mapped_before_they_are_needed(slots, monkeypatch):
