@@ -46,6 +46,8 @@ DispatchMode = TorchDispatchMode
 
 PLAIN_TENSORS = (Tensor, nn.Parameter)
 """Classes of tensors that have memory of their own."""
+_NAMES_INSIDE: dict[type, str | None] = {}
+"""By class of tensors, what `name_inside` returns. Looked up once, because flattening may wait for a device."""
 _HOOKS = {
     "torch.nn.modules.module": (
         "_global_buffer_registration_hooks",
@@ -62,10 +64,44 @@ _HOOKS = {
 }
 
 
-def local(tensor: Tensor) -> Tensor:
+def shard_of(tensor: Tensor) -> Tensor:
     """Return a DTensor's shard on this rank; any other tensor as it is."""
     # Not to_local(): for a parameter that makes a new view on each call, with another identity.
     return tensor._local_tensor if isinstance(tensor, DTensor) else tensor  # noqa: SLF001
+
+
+def local(tensor: Tensor) -> Tensor:
+    """Return the plain tensor of this rank: a DTensor's shard, and what a library's class has around it."""
+    own = shard_of(tensor)
+    if type(own) in PLAIN_TENSORS or (name := name_inside(own)) is None:
+        return own
+    found: Tensor = getattr(own, name)
+    return found
+
+
+def name_inside(own: Tensor) -> str | None:
+    """Return the attribute with the plain tensor that another one is a class around; None for any other tensor.
+
+    That is the only part with the shape and dtype of the whole. torchao's float8 parameters are such: beside the tensor they have the
+    scale of its values, or None.
+    """
+    kind = type(own)
+    if kind not in _NAMES_INSIDE:
+        _NAMES_INSIDE[kind] = _find_inside(own)
+    return _NAMES_INSIDE[kind]
+
+
+def _find_inside(own: Tensor) -> str | None:
+    wrapper: Any = own
+    if type(own).__module__.partition(".")[0] == "torch" or not is_wrapper(wrapper):
+        return None
+    parts = {name: getattr(own, name) for name in wrapper.__tensor_flatten__()[0]}
+    alike = [
+        name
+        for name, part in parts.items()
+        if type(part) in PLAIN_TENSORS and (part.shape, part.dtype) == (own.shape, own.dtype)
+    ]
+    return alike[0] if len(alike) == 1 else None
 
 
 def is_dense(tensor: Tensor) -> bool:

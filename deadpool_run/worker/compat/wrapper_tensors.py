@@ -9,17 +9,17 @@ from typing import Any
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from deadpool_run.worker.compat.modules import PLAIN_TENSORS, is_wrapper, local
+from deadpool_run.worker.compat.modules import PLAIN_TENSORS, is_wrapper, shard_of
 
 
 def is_composed(value: object) -> bool:
     """Return whether a tensor, of a DTensor its shard, consists of others. Cheap for any other value."""
-    return type(value) not in PLAIN_TENSORS and isinstance(value, Tensor) and bool(is_wrapper(local(value)))
+    return type(value) not in PLAIN_TENSORS and isinstance(value, Tensor) and bool(is_wrapper(shard_of(value)))
 
 
 def parts_of(tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
     """Yield the tensors that a tensor consists of, and where it has them: names of attributes, joined by dots."""
-    own: Any = local(tensor)
+    own: Any = shard_of(tensor)
     for name in own.__tensor_flatten__()[0]:
         part = getattr(own, name)
         if is_composed(part):
@@ -30,7 +30,7 @@ def parts_of(tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
 
 def form_of(tensor: Tensor) -> dict[str, Any]:
     """Return what makes a tensor apart from values: of one that consists of others, its class, context and parts."""
-    own: Any = local(tensor)
+    own: Any = shard_of(tensor)
     form: dict[str, Any] = {"shape": list(own.shape), "stride": list(own.stride())}
     if isinstance(tensor, DTensor):
         whole = {"shape": list(tensor.shape), "stride": list(tensor.stride())}

@@ -52,7 +52,7 @@ def _is_of_fsdp1(obj: object) -> bool:
 
 def check_module(state: ModuleState) -> None:
     """Raise `ScriptError` if a snapshot cannot hold the module; warn of unknown communication hooks."""
-    _check_tensors(state.parameters)
+    _check_tensors(state.parameters, SlotRole.PARAMETER)
     _check_tensors((tracked.name, tracked.tensor) for tracked, _, _ in state.buffers())
     check_tree(state.extra(), state.name)
     for ddp in state.replicated:
@@ -67,7 +67,7 @@ def check_module(state: ModuleState) -> None:
 
 def check_optimizer(state: OptimizerState) -> None:
     """Raise `ScriptError` if a snapshot cannot hold the optimizer."""
-    _check_tensors(state.parameters())
+    _check_tensors(state.parameters(), SlotRole.PARAMETER)
     names = {id(parameter): name for name, parameter in state.parameters()}
     _check_tensors((tracked.name, tracked.tensor) for _, _, tracked in state.tensors(names))
     check_tree([state.take(), state.plain(names)], state.name)
@@ -94,7 +94,7 @@ def check_tree(tree: Any, name: str) -> None:
     _check_tensors((f"the state of {name!r}", tensor) for tensor in writer.tensors)
 
 
-def _check_tensors(named: Iterable[tuple[str, Tensor]]) -> None:
+def _check_tensors(named: Iterable[tuple[str, Tensor]], role: SlotRole = SlotRole.VALUE) -> None:
     for name, tensor in named:
         if is_lazy(tensor):
             raise ScriptError(
@@ -106,4 +106,4 @@ def _check_tensors(named: Iterable[tuple[str, Tensor]]) -> None:
                 f"protect(): {name} is on the meta device, where it has no values.\n"
                 "Allocate it (to_empty(), or load a checkpoint) before protect()."
             )
-        describe(Tracked(f"protect(): {name}", SlotRole.VALUE, tensor), 0)
+        describe(Tracked(f"protect(): {name}", role, tensor), 0)

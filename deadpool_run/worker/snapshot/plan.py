@@ -10,7 +10,7 @@ from torch.distributed.tensor import DTensor
 from deadpool_run.errors import ScriptError
 from deadpool_run.vault.segments import HEADER_BYTES, Placement, SlotRole, TensorEntry, aligned
 from deadpool_run.wire.typed import to_json
-from deadpool_run.worker.compat.modules import buffers_of, is_wrapper, local, writes_of
+from deadpool_run.worker.compat.modules import buffers_of, is_wrapper, local, shard_of, writes_of
 from deadpool_run.worker.snapshot.slot_memory import SlotMemory, copy_each
 from deadpool_run.worker.state.digest import are_equal
 from deadpool_run.worker.state.optimizers import Tracked
@@ -38,7 +38,7 @@ def placement_of(tensor: Tensor) -> Placement | None:
 
 def describe(tracked: Tracked, offset: int) -> TensorEntry:
     """Return the manifest's entry of a live tensor. Raises `ScriptError` if it is not dense and in memory."""
-    own = local(tracked.tensor)
+    own = local(tracked.tensor) if tracked.role is SlotRole.PARAMETER else shard_of(tracked.tensor)
     wrapped = is_wrapper(own)  # a variable, because mypy thinks that no tensor is one
     if wrapped or own.layout is not torch.strided or own.is_quantized or own.is_meta:
         raise ScriptError(

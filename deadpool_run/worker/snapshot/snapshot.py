@@ -19,7 +19,7 @@ from deadpool_run.errors import SnapshotError
 from deadpool_run.ids import Rank, Version
 from deadpool_run.vault import segments
 from deadpool_run.vault.status_page import StatusPage
-from deadpool_run.worker.compat.modules import local
+from deadpool_run.worker.compat.modules import local, shard_of
 from deadpool_run.worker.device.backend import Mark
 from deadpool_run.worker.device.choose import device_backend
 from deadpool_run.worker.device.run_ahead import wait_idle
@@ -142,7 +142,10 @@ class Snapshots:
             for name, module in protected.modules.items()
             for path, child in module.all_modules()
         ]
-        parts += ((f"protected {name}", parameter) for name, parameter in protected.parameters().items())
+        for name, parameter in protected.parameters().items():
+            parts.append((f"protected {name}", parameter))
+            if local(parameter) is not (shard := shard_of(parameter)):
+                parts.append((f"protected {name}, class around it", shard))
         others = [tracked.tensor for tracked in live_tensors(protected).values()]
         self.variables.begin([*scopes, *protected.wrappers, *protected.objects.values()], parts, others)
         parts += ((f"the optimizer {state.name}", state.optimizer) for state in protected.optimizers.values())

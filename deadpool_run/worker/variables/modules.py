@@ -15,7 +15,14 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LRScheduler
 
 from deadpool_run.worker.codec import attributes_of
-from deadpool_run.worker.compat.modules import buffers_of, comm_hooks, hook_states, hooks_of_tensor, inside_compiled
+from deadpool_run.worker.compat.modules import (
+    buffers_of,
+    comm_hooks,
+    hook_states,
+    hooks_of_tensor,
+    inside_compiled,
+    name_inside,
+)
 from deadpool_run.worker.state.hooks import is_unknown
 from deadpool_run.worker.variables.values.kinds.functions import is_code
 from deadpool_run.worker.variables.values.kinds.library_values import is_immutable
@@ -163,12 +170,15 @@ def is_wrapper(obj: object) -> bool:
 
 
 def ignored_in(owner: object) -> Collection[str]:
-    """Return the attributes of a module or an optimizer that are torch's own, and kept by other means if at all.
+    """Return the attributes of a module, an optimizer or a tensor that are torch's own, and kept by other means if at all.
 
     `torch.compile` passes all attributes that a script sets on to the module inside.
     """
     if isinstance(owner, DistributedDataParallel):
         return _set_by_torch(type(owner))
+    if isinstance(owner, Tensor):
+        inside = name_inside(owner)
+        return () if inside is None else (inside,)
     if not isinstance(owner, nn.Module):
         return OF_OPTIMIZERS
     return OF_MODULES if inside_compiled(owner) is None else vars(owner)

@@ -3,6 +3,7 @@
 import torch
 import torch.distributed as dist
 from items_steps import sharded
+from kit.scaled import set_scales, wrap
 from kit_loops import WIDTH, Block, Loop, adam, blocks_of, data, ddp, item, net, seeded, sgd, update
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -157,6 +158,19 @@ def grown(model, parts, optimizer, rank, size, *, reduces):
         optimizer.zero_grad()
 
     return Loop({"model": model, "optimizer": optimizer}, step, blocks_of(model)[-1:] * 2, optimizer)
+
+
+@item("parameters of a class around a tensor, with a scale of each that follows the update (torchao's float8), FSDP2")
+def scaled(rank, _size):
+    model = sharded(wrap(net()))
+    optimizer = adam(model)
+    train = update(model, optimizer, rank)
+
+    def step(index):
+        train(index)
+        set_scales(model)
+
+    return Loop({"model": model, "optimizer": optimizer}, step, blocks_of(model), optimizer)
 
 
 @item("parameters unfrozen and added to the optimizer during training")
