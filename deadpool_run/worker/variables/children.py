@@ -12,8 +12,10 @@ from torch import nn
 from deadpool_run.worker.compat.modules import children_of
 from deadpool_run.worker.state.numbered import NumberedObjects
 from deadpool_run.worker.variables.modules import FixedTables
+from deadpool_run.worker.variables.values.lost import refuse_lost
 
 _Table = dict[str, nn.Module | None]
+CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 _NONE, _REMOVED = 0, -1
 _MOST_KEPT = 16
 """The new modules that can be put back: more than the snapshots that a rank has."""
@@ -70,6 +72,31 @@ class Children:
 
     def _number(self, module: nn.Module | None) -> int:
         return _NONE if module is None else self._new.number(module)
+
+
+class ModulesInside:
+    """The modules in a container that is not protected, by name: a script appends to it, or drops the first."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+
+    def read(self) -> _Table:
+        """Return the present ones."""
+        return dict(children_of(self._module))
+
+    def write(self, modules: Mapping[str, Any]) -> None:
+        """Set some. Those of a sequence keep the order of their numbers. One that was lost is refused: it would be iterated over."""
+        refuse_lost(modules.values())
+        table = children_of(self._module)
+        table.update(modules)
+        if all(map(str.isdecimal, table)) and (ordered := sorted(table, key=int)) != list(table):
+            found = {key: table[key] for key in ordered}
+            table.clear()
+            table.update(found)
+
+    def remove(self, name: str) -> None:
+        """Take one out."""
+        children_of(self._module).pop(name)
 
 
 def shown(path: str) -> str:

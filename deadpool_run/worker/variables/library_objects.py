@@ -19,6 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+from deadpool_run.worker.codec import table_of
 from deadpool_run.worker.state import generators
 from deadpool_run.worker.variables.modules import LEAVES
 from deadpool_run.worker.variables.values.kinds.library_values import is_immutable, is_kept
@@ -75,7 +76,17 @@ class _Search:
             return self._is_container_of_values(kind, value, depth, objects=objects)
         if kind is MethodType:
             return self.is_value(value.__self__, depth, objects=objects)
-        return isinstance(value, _REFERENCES) or (objects and self._is_object_of_values(kind, value))
+        if isinstance(value, _REFERENCES) or (objects and self._is_object_of_values(kind, value)):
+            return True
+        return self._is_table_of_values(kind, value, depth)
+
+    def _is_table_of_values(self, kind: type, value: Any, depth: int) -> bool:
+        """Return whether a value of a library's own class of containers has only values: settings, say. Runs no code of the class."""
+        base: Any = next((each for each in (dict, list, tuple) if issubclass(kind, each)), None)
+        if base is None or depth == _DEEPEST or base.__len__(value) > _MOST_PARTS:
+            return False
+        inside = [*dict.keys(value), *dict.values(value)] if base is dict else list(base.__iter__(value))
+        return all(self.is_value(each, depth + 1, objects=False) for each in (*inside, *table_of(value).values()))
 
     def _is_object_of_values(self, kind: type, value: Any) -> bool:
         if isinstance(value, _BESIDE) or id(value) in self._seen:

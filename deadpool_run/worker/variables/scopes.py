@@ -31,7 +31,7 @@ from deadpool_run.worker.process.script_files import is_unlisted, own_modules
 from deadpool_run.worker.state.optimizers import is_optimizer_wrapper
 from deadpool_run.worker.state.script_hooks import module_of
 from deadpool_run.worker.variables.assigned import AssignedAttributes
-from deadpool_run.worker.variables.children import Children
+from deadpool_run.worker.variables.children import CONTAINERS, Children, ModulesInside
 from deadpool_run.worker.variables.classes import Classes, forward_of, set_of_class
 from deadpool_run.worker.variables.containers import PLAIN, DictVariables, has_only_names, is_small, parts_in
 from deadpool_run.worker.variables.data_sets import DRAWN_AGAIN, is_data, parts_of
@@ -349,6 +349,10 @@ class Scopes:
             self.parameters += [(f"{name}{path}.{key}", value) for key, value in each.named_parameters(recurse=False)]
             if buffers := buffers_to_keep(each):
                 self._found.add(Scope(f"{name}{path}, buffers", partial(dict, buffers), buffers.update, buffers.pop))
+        for path, each in submodules_of(module):
+            children = ModulesInside(each)
+            if isinstance(each, CONTAINERS):
+                self._found.add(Scope(f"{name}{path}, modules", children.read, children.write, children.remove))
 
     def _add_own_dict(self, name: str, kind: type, value: Any) -> None:
         base = dict if kind is dict else container_of(kind, self.modules)

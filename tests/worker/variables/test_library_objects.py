@@ -13,10 +13,11 @@ import sqlite3
 import sys
 import threading
 import weakref
-from collections import deque
+from collections import OrderedDict, defaultdict, deque
 from concurrent.futures import Future
 from itertools import pairwise
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -162,6 +163,45 @@ def test_it_is_left_alone_if_it_has_anything_else(part):
 def test_a_tree_of_settings_is_left_alone():
     settings = {f"part_{n}": [OfLibrary() for _ in range(100)] for n in range(3)}
     assert run(Taken(), steps=3, where=as_variable, **settings)[0] == 4
+
+
+class Settings(OrderedDict):
+    """Settings of a library, which are attributes, too, and do not change (diffusers)."""
+
+    def __init__(self, **values):
+        super().__init__(values)
+        self.__dict__.update(values)
+
+    def items(self):
+        raise AssertionError("code of the class is run")
+
+    values = __iter__ = items
+
+
+class Pair(NamedTuple):
+    one: int
+    other: float
+
+
+Settings.__module__ = Pair.__module__ = "of.a.library"
+TABLES = {
+    "settings": Settings(width=3, kinds=["a", "b"], inner={"depth": 2}),
+    "a dict with defaults": defaultdict(dict, {"a": {"b": 1}}),
+    "a named tuple": Pair(1, 0.5),
+}
+
+
+@pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
+@pytest.mark.parametrize("rehearsed", [0, 5])
+def test_its_values_come_back_beside_a_table_of_settings(table, rehearsed):
+    taken, expected = Taken(), (3, [6.0, 6.0], [1, 2, 3])
+    assert run(taken, steps=3, where=as_variable, table=table) == expected
+    assert run(taken, steps=rehearsed, where=as_variable, table=table) == expected
+
+
+def test_a_table_with_anything_else_is_left_alone():
+    for table in (Settings(queue=queue.Queue()), defaultdict(list, {"a": [iter("abc")]})):
+        assert run(Taken(), steps=3, where=as_variable, table=table)[0] == 4
 
 
 class Sorted:

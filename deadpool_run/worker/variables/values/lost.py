@@ -1,6 +1,6 @@
 """A stand-in for data that no snapshot holds: a step that uses it is refused, and told why."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NoReturn
 
 from deadpool_run.errors import RefusedError
@@ -88,6 +88,13 @@ def why_lost(value: LostValue) -> str:
     """Return why a value was not kept."""
     why: str = value._lost_as[1]  # noqa: SLF001 - all its attributes but these are the script's
     return why
+
+
+def refuse_lost(values: Iterable[object]) -> None:
+    """Refuse the first value of these that was lost, as its use would."""
+    for value in values:
+        if type(value) is LostValue:
+            _refuse(value)
 
 
 def kept_back(value: LostValue) -> Any:
