@@ -178,7 +178,7 @@ class Registry(GroupOwner):
         self._retired += epochs
         channels = [epoch.channel for epoch in epochs if epoch.channel is not None] + self._leaving
         if self.device is not None and channels:
-            self.step_failed = True  # before the abort: it is unknown which of the step's collectives that cuts
+            self.spoil_step()  # before the abort: it is unknown which of the step's collectives that cuts
             self.intact = self.run_ahead.ended
             self._aborts.append(quiesce(self.device, channels))
 

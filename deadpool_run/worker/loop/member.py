@@ -18,7 +18,8 @@ from deadpool_run.worker.groups.ddp_buckets import LateBuckets, check_undecided
 from deadpool_run.worker.loop.repair import RepairParticipant
 from deadpool_run.worker.loop.trial import Trial
 from deadpool_run.worker.loop.updates import OUTSIDE_LOOP, Updates, first_gradient, refuse_captured
-from deadpool_run.worker.process import rehearsal_output
+from deadpool_run.worker.practice import practice
+from deadpool_run.worker.practice.files import copies
 from deadpool_run.worker.process.session import Session
 from deadpool_run.worker.snapshot import buckets
 from deadpool_run.worker.state.redundancy import replica_leader
@@ -104,6 +105,7 @@ class LoopMember(RepairParticipant):
             self._updates.begun or c10d.in_backward() or self.snapshots.copy_thread.settle_peers()
         ):
             self._stopped = True
+            copies.begin(spoiled=True)  # what follows in the loop's body runs without the update
             raise StepAborted("a peer was lost while it copied its snapshot")
         if not self._updates.begun:
             self.snapshots.check_writes()
@@ -304,12 +306,12 @@ class LoopMember(RepairParticipant):
             return False
         self.snapshots.look()
         self.trial.begin(self.snapshots.variables.counts(), self.snapshots.variables.left_out())
-        rehearsal_output.install()
+        practice.begin(in_trial=True)
         return True
 
     def end_trial(self) -> None:
         """End the trial: restore the state before it, as after a loss. If a rank was lost, a repair does that."""
-        rehearsal_output.lift()
+        practice.end()
         self._stop_recording()  # replacements rehearse this run of the step: the next one creates nothing lazily
         self.trial.end()
         if self.interrupted:
@@ -372,7 +374,7 @@ class LoopMember(RepairParticipant):
         self._bring_to(Version(self.session.resume))
         self.practising = False
         self._rank_entry.phase = Phase.BETWEEN
-        rehearsal_output.lift()
+        practice.end()
         self._complete_transcript()
 
     # --- the end -------------------------------------------------------------------------------------------------

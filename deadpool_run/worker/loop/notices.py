@@ -34,16 +34,6 @@ def unkept(name: str, why: str) -> str:
     )
 
 
-def read_back(file: str) -> str:
-    """Return the warning of a file that the loop writes and reads."""
-    return (
-        f"the script loads {file}, which was written since the loop began. Snapshots hold no files: a replacement for a lost rank runs set-up "
-        "and the first two steps again, and writes what they write, so that the file may be another one after a loss.\n"
-        "If the weights depend on it, keep its content in a variable (copy.deepcopy(model.state_dict()), say), or write the file only "
-        "if not job.rehearsing."
-    )
-
-
 def left_alone(names: Sequence[str], rank: int) -> str:
     """Return the warning of objects that a replacement does not have as the lost process had them."""
     return (

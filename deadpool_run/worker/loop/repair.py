@@ -22,14 +22,15 @@ from deadpool_run.worker.groups.ddp_buckets import Wrappers
 from deadpool_run.worker.groups.registry import GroupState, Registry
 from deadpool_run.worker.loop import notices
 from deadpool_run.worker.loop.replica_checks import ReplicaChecks
-from deadpool_run.worker.process import rehearsal_output, sources
+from deadpool_run.worker.practice import practice
+from deadpool_run.worker.practice.files import copies
+from deadpool_run.worker.process import sources
 from deadpool_run.worker.process.blame import blame
 from deadpool_run.worker.process.session import Session
 from deadpool_run.worker.snapshot.plan import live_tensors
 from deadpool_run.worker.snapshot.snapshot import Snapshots
 from deadpool_run.worker.transcript.rehearsal import Rehearsal
 from deadpool_run.worker.transcript.transcript import Transcript
-from deadpool_run.worker.verify.files_read import files_read
 from deadpool_run.worker.verify.script_names import current_line, warn
 
 
@@ -88,6 +89,7 @@ class RepairParticipant:
     def set_up_groups(self, timeout: timedelta | None) -> None:
         """Create the default group: real with its peers, or rehearsing."""
         session = self.session
+        copies.replace_writers()
         if self.registry.device is not None:
             self._status_page.device_library = DeviceLibrary.named(self.registry.device.name)
         backend.install(
@@ -106,8 +108,6 @@ class RepairParticipant:
         variables = self.snapshots.variables
         self.snapshots.find_variables()
         self._rehearsal.total, self._rehearsal.variables = self.total, variables.facts()
-        if self.registry.verify:
-            files_read.begin()
         if self.registry.playback is not None:
             facts = self.registry.playback.facts
             variables.first.compare(facts.get("variables", {}), self._rehearsal.variables)
@@ -135,15 +135,13 @@ class RepairParticipant:
         raise error
 
     def report_unkept(self) -> None:
-        """Warn of variables that change, files that are read back, and groups that are made: a replacement would lack these."""
+        """Warn of variables that change and of groups that are made: a replacement would lack these."""
         late, self.registry.late_groups = self.registry.late_groups, []
         for group in late if self.session.rank == 0 else ():
             warn(notices.late_group(group))
         names, self.snapshots.variables.too_large = self.snapshots.variables.too_large, {}
         for name, why in names.items() if self.session.rank == 0 else ():
             warn(notices.unkept(name, why))
-        for file in files_read.take() if self.session.rank == 0 else ():
-            warn(notices.read_back(file))
 
     def _report_failure(self, why: str | BaseException) -> None:
         if isinstance(why, str):
@@ -187,6 +185,7 @@ class RepairParticipant:
 
     def repair(self) -> None:
         """Take part in the repair, outside of the step, until this member is attached again."""
+        copies.end_spoiled()  # before any rank repeats the step
         self._rank_entry.phase = Phase.ABORTED
         if not self.registry.intact:
             self._live = None  # the device had not ended the last completed step
@@ -296,7 +295,7 @@ class RepairParticipant:
         self._epoch = epoch
         if self.rehearsing:
             self.rehearsing = False
-            rehearsal_output.lift()
+            practice.end()
         if self._link.orders.epoch > epoch:  # came while the groups were being attached
             self.registry.abort()
             return False

@@ -1,4 +1,4 @@
-"""Marks the output of a rehearsing replacement: the rank's last owner has printed the same lines before."""
+"""Marks what a run for practice prints: the rank's last owner has printed the same lines before, or the second run will."""
 
 import sys
 from typing import Any, TextIO

@@ -23,7 +23,8 @@ from deadpool_run.errors import RefusedError, RunLeft, ScriptError
 from deadpool_run.text import clipped
 from deadpool_run.wire.messages import THIS_WORKER, ScriptTraceback, encode
 from deadpool_run.worker import prefault
-from deadpool_run.worker.process import rehearsal_output, rerun, script_files, session, sources, stacks
+from deadpool_run.worker.practice import practice
+from deadpool_run.worker.process import rerun, script_files, session, sources, stacks
 from deadpool_run.worker.process.agent_link import park
 from deadpool_run.worker.process.blame import blame, chained, refusal
 
@@ -96,7 +97,7 @@ def _run(mode: str, target: str, copy: str, worker: session.Session) -> bool:
     ours = sys.modules["__main__"]
     try:
         if worker.replacement or worker.resume >= 0:
-            rehearsal_output.install()
+            practice.begin()
         _run_once(mode, target, copy, worker)
     except RunLeft:
         sys.modules["__main__"] = ours  # the script's module holds the model: drop it before the next one is made

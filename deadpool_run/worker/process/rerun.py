@@ -19,6 +19,7 @@ from typing import Any
 
 from deadpool_run.core.events import RunUnwound
 from deadpool_run.wire.messages import THIS_WORKER
+from deadpool_run.worker.practice import practice
 from deadpool_run.worker.process.script_files import ImportedModules, own_modules
 from deadpool_run.worker.process.session import Session, assume
 
@@ -73,6 +74,7 @@ class ProcessBaseline:
 def leave(worker: Session, baseline: ProcessBaseline) -> None:
     """Tear down the last run. The next run is a replacement for the same rank, or for the rank that a spare was given."""
     worker.link.left()
+    practice.end()
     done, held = worker.leave()
     store_host, store_port = worker.link.orders.moved_store or worker.store
     if not worker.preparing:

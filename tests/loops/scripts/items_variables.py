@@ -4,6 +4,8 @@ import decimal
 import enum
 import functools
 import itertools
+import math
+import multiprocessing
 import os
 import random
 from collections import Counter, deque
@@ -14,6 +16,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from items_steps import sharded
 from kit_loops import BATCH, WIDTH, Loop, adam, blocks_of, data, ddp, item, net, update
 from torch import nn
@@ -146,6 +149,34 @@ class Ring:
     def sample(self, source):
         chosen = [source.randrange(min(self.n, len(self.rows))) for _ in range(BATCH)]
         return self.rows[chosen] * torch.from_numpy(self.weights[chosen, :1]).float()
+
+
+@item("the best weights in a file of rank 0, gone back to by all ranks")
+def best_in_a_file(rank, _size):
+    """A replacement's first steps, and the end of a step that a loss has interrupted, must not write the file."""
+    model = ddp(net())
+    optimizer = adam(model)
+    train, best = update(model, optimizer, rank), math.inf
+    file = Path(multiprocessing.current_process()._config["tempdir"], "best.pt")
+
+    def step(index):
+        nonlocal best
+        train(index)
+        value = sum(each.detach().abs().sum() for each in model.parameters())
+        dist.all_reduce(value)
+        if value.item() < best:
+            best = value.item()
+            if rank == 0:
+                draft = file.with_suffix(".draft")
+                torch.save((model.state_dict(), optimizer.state_dict()), draft)
+                draft.replace(file)
+        elif index % 3 == 2:
+            dist.barrier()
+            weights, state = torch.load(file)
+            model.load_state_dict(weights)
+            optimizer.load_state_dict(state)
+
+    return Loop({"model": model, "optimizer": optimizer}, step, blocks_of(model), optimizer)
 
 
 @item("a ring buffer of experience, sampled after a warm-up")
