@@ -38,7 +38,7 @@ class LoopMember(RepairParticipant):
         super().__init__(session, timeout)
         self.practising = session.resume >= 0  # rehearses the first steps with its peers, then resumes version `resume`
         self._practised = True  # no peer was lost in those steps
-        self.trial = Trial(wanted=verify and not (self.rehearsing or self.practising))
+        self.trial = Trial(wanted=verify and not (self.rehearsing or self.practising), tells=session.rank == 0)
         self._coverage = Coverage(self.snapshots.protected, self.snapshots.variables.keeps)
         self._transcript: Transcript | None = None  # recorded, not complete yet
         self._in_loop = self._in_step = self._left_loop = False

@@ -45,6 +45,16 @@ def left_alone(names: Sequence[str], rank: int) -> str:
     )
 
 
+def changed_alone(step: int, names: Sequence[str]) -> str:
+    """Return the warning of objects that a step changes and that no snapshot holds, before they have an effect."""
+    return (
+        f"step {step} changes {shortened(names)}, and snapshots do not keep what is in there. It was changed a second time when the step was run "
+        "twice for the trial, and would be again when a step is repeated after a loss.\n"
+        "Nothing is lost by that for what is only shown or stored. If the weights depend on it, call job.protect() with an object that has "
+        "its state (state_dict() and load_state_dict())."
+    )
+
+
 def edited(files: Sequence[str]) -> str:
     """Return why a replacement is refused that would run other modules than the other ranks."""
     return (

@@ -18,6 +18,9 @@ from enum import Enum
 import torch
 
 from deadpool_run.text import shortened
+from deadpool_run.worker.loop import notices
+from deadpool_run.worker.variables.left_alone import Unwritten
+from deadpool_run.worker.verify.script_names import warn
 
 _TRIED_STEPS = 64
 """Up to this many steps without an update are tried. Longer accumulation would double the time of too many steps."""
@@ -39,12 +42,15 @@ class Trial:
         RAN = "ran"
         OVER = "over"
 
-    def __init__(self, *, wanted: bool) -> None:
+    def __init__(self, *, wanted: bool, tells: bool = False) -> None:
+        """`tells`: this rank warns of objects that no snapshot holds, if the step changes them without an effect yet."""
         self.stage = Trial.Stage.DUE if wanted else Trial.Stage.OVER
         self._observed: dict[str, int] | None = None
         self._before: dict[str, int] = {}
         self._counts: dict[str, int] = {}
-        self._left_out: dict[str, str] = {}
+        self._left_out: dict[str, Unwritten] = {}
+        self._tells = tells
+        self._notice = ""
         self._tried = 0
 
     @property
@@ -57,7 +63,7 @@ class Trial:
         """Whether the running step is one of the trial's two runs."""
         return self.stage in (Trial.Stage.RUNNING, Trial.Stage.RAN)
 
-    def begin(self, counts: dict[str, int], left_out: dict[str, str]) -> None:
+    def begin(self, counts: dict[str, int], left_out: dict[str, Unwritten]) -> None:
         """Begin the first run, with these whole numbers in variables, and digests of what snapshots do not keep."""
         self.stage = Trial.Stage.RUNNING
         self._before, self._left_out = counts, left_out
@@ -79,9 +85,11 @@ class Trial:
         """End the trial, or try the next step if no rank updated weights in this one."""
         self._tried += 1
         self.stage = Trial.Stage.OVER if updated or self._tried >= _TRIED_STEPS else Trial.Stage.DUE
+        if self._notice and self.stage is Trial.Stage.OVER:
+            warn(self._notice)
 
     def verdict(
-        self, step: int, digests: dict[str, int], counts: dict[str, int], left_out: Callable[[], dict[str, str]]
+        self, step: int, digests: dict[str, int], counts: dict[str, int], left_out: Callable[[], dict[str, Unwritten]]
     ) -> str:
         """Compare the second run with the first; return an error message, empty if they are equal.
 
@@ -103,6 +111,10 @@ class Trial:
         names = dict.fromkeys([*observed, *digests])
         different = [name for name in names if observed.get(name) != digests.get(name)]
         if not different:
+            if self._tells:
+                now = left_out()
+                changed = [name for name in self._all_changed(now) if now[name].of_concern]
+                self._notice = notices.changed_alone(step, changed) if changed else ""
             return ""
         return (
             f"step {step} was run twice from the same state and gave different results: "
@@ -110,8 +122,11 @@ class Trial:
             f"run again, and would change the weights.\n{self._why(left_out())}"
         )
 
-    def _why(self, left_out: dict[str, str]) -> str:
-        changed = [name for name, digest in left_out.items() if self._left_out.get(name, digest) != digest]
+    def _all_changed(self, left_out: dict[str, Unwritten]) -> list[str]:
+        return [name for name, each in left_out.items() if self._left_out.get(name, each).digest != each.digest]
+
+    def _why(self, left_out: dict[str, Unwritten]) -> str:
+        changed = self._all_changed(left_out)
         deterministic = torch.are_deterministic_algorithms_enabled()
         advice = "" if deterministic else ": call torch.use_deterministic_algorithms(True)"
         carried = _CARRIED

@@ -9,13 +9,18 @@ import functools
 import gc
 import hashlib
 import io
+import logging
 import mmap
+import queue
+import socket
+import subprocess
 import sys
+import threading
 import zlib
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from types import GeneratorType, ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -44,10 +49,19 @@ _LINK = "_lru_list_elem"
 _OF_CACHES = frozenset({_LINK, "object"})
 """Classes of the parts of a cache that are neither arguments nor results."""
 _OTHER = (*CODE, ModuleType, nn.Module, Optimizer)
+_OUTPUT = (io.IOBase, logging.Logger, queue.Queue, socket.socket, subprocess.Popen, threading.Thread)
 _WELL_KNOWN = frozenset({*sys.stdlib_module_names, "torch", "numpy", PACKAGE}) - {"queue"}
 """Packages whose objects are looked after elsewhere, or refused when a step depends on them: iterators, loaders, locks."""
 
 _MADE_IN_LOOP = "made in the loop"
+
+
+class Unwritten(NamedTuple):
+    """An object that is not kept whole."""
+
+    digest: str
+    of_concern: bool
+    """Whether it is neither an iterator, of which the user learns otherwise, nor has anything for output, as a progress bar has."""
 
 
 def progress_of_made(value: Any, own: Collection[str] = ()) -> str:
@@ -162,12 +176,12 @@ def _shape(value: Any) -> Any:
 
 def digests_of_unwritten(
     values: Iterable[tuple[str, Any]], writer: Callable[[], ValueWriter], is_kept: Callable[[object], bool]
-) -> dict[str, str]:
+) -> dict[str, Unwritten]:
     """Return digests of the objects and iterators that a writer does not keep whole, by name and class, each object once. Slow.
 
     Without what is inside them and `is_kept` otherwise, such as a protected model.
     """
-    found: dict[str, str] = {}
+    found: dict[str, Unwritten] = {}
     seen, parts = set(), 0
     for name, value in values:
         if (
@@ -180,7 +194,8 @@ def digests_of_unwritten(
             search = _Inside(is_kept)
             search.look(value, 0)
             parts += len(search.found)
-            found[f"{name} ({type(value).__qualname__})"] = _digest(search.found)
+            of_concern = not (search.has_output or is_iterator(value))
+            found[f"{name} ({type(value).__qualname__})"] = Unwritten(_digest(search.found), of_concern)
     return found
 
 
@@ -210,6 +225,7 @@ class _Inside:
     def __init__(self, is_kept: Callable[[object], bool]) -> None:
         self._is_kept = is_kept
         self.found: list[Any] = []
+        self.has_output = False
         self._seen: dict[int, Any] = {}
         """Objects that were looked at, by identity. They are kept alive, so that no other object gets their identity."""
 
@@ -230,6 +246,7 @@ class _Inside:
             self.found.append(repr(generators.state_of(value)))
         elif id(value) not in self._seen and depth <= _DEEPEST:
             self._seen[id(value)] = value
+            self.has_output |= issubclass(kind, _OUTPUT)
             if is_iterator(value):
                 self.found.append(repr(progress_of(value)))
             self._look_inside(kind, value, depth)

@@ -20,7 +20,7 @@ from deadpool_run.worker.variables.baseline import DEAD, GONE, LOST, OPAQUE, UNK
 from deadpool_run.worker.variables.children import shown
 from deadpool_run.worker.variables.first_values import FirstValues, Name, counts_of, facts_of, shown_variable
 from deadpool_run.worker.variables.late_modules import LateModules
-from deadpool_run.worker.variables.left_alone import digests_of_unwritten, progress_here, progress_of_made
+from deadpool_run.worker.variables.left_alone import Unwritten, digests_of_unwritten, progress_here, progress_of_made
 from deadpool_run.worker.variables.references import References
 from deadpool_run.worker.variables.scope import Scope, ScopeMark
 from deadpool_run.worker.variables.scopes import Scopes
@@ -232,7 +232,7 @@ class Variables:
         """Return the small whole numbers in variables, by name."""
         return counts_of((scope.name, scope.read()) for scope in self._scopes or ())
 
-    def left_out(self) -> dict[str, str]:
+    def left_out(self) -> dict[str, Unwritten]:
         """Return digests of the objects and iterators in variables that snapshots do not keep, by name and class. Slow."""
         return digests_of_unwritten(self._shown(), self._writer, self.keeps)
 
