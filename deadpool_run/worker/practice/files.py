@@ -21,6 +21,7 @@ import os
 import shutil
 import stat
 import tempfile
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from functools import wraps
@@ -51,6 +52,10 @@ class FileCopies:
     def active(self) -> bool:
         """Whether this process runs for practice, and was not forked meanwhile."""
         return self._pid == os.getpid()
+
+    def _is_ours(self) -> bool:
+        """Whether this thread runs for practice. In an interrupted step, another one may save the state of an earlier step."""
+        return self.active and not (self._spoiled and threading.current_thread() is not threading.main_thread())
 
     def begin(self, *, in_trial: bool = False, spoiled: bool = False) -> None:
         """Write to copies from now on. `spoiled`: the run is a step that a loss has interrupted. Any thread."""
@@ -87,7 +92,7 @@ class FileCopies:
         for opened in list(self._opened):
             with suppress(OSError, ValueError):  # it is closed, or its disk is full
                 opened.flush()
-        for path, fd in self._copies.items():
+        for path, fd in list(self._copies.items()):
             if fd is not None:
                 _move_to(path, fd)
                 os.close(fd)
@@ -104,7 +109,9 @@ class FileCopies:
 
     def place_of(self, file: Any, *, writes: bool, truncates: bool) -> str | None:
         """Return where to open a file instead; None for the file itself. Raises FileNotFoundError if the run has removed it."""
-        if not self.active or not isinstance(file, str | bytes | os.PathLike):
+        if not self._is_ours() or not isinstance(file, str | bytes | os.PathLike):
+            return None
+        if self._whole and not (writes or self._copies):  # a set-up may read a million files
             return None
         path = os.path.realpath(os.fsdecode(file))
         if path not in self._copies:
@@ -137,7 +144,7 @@ class FileCopies:
 
     def _note_new(self, file: Any) -> None:
         """Note a file that is opened only if it does not exist."""
-        if self.active and isinstance(file, str | bytes | os.PathLike) and not os.path.exists(file):  # noqa: PTH110
+        if self._is_ours() and isinstance(file, str | bytes | os.PathLike) and not os.path.exists(file):  # noqa: PTH110
             self._new.add(os.path.realpath(os.fsdecode(file)))
 
     # --- functions of Python and torch -----------------------------------------------------------------------------
@@ -189,7 +196,7 @@ class FileCopies:
     def _renaming(self, original: Callable[..., None]) -> Callable[..., None]:
         @wraps(original)
         def renaming(src: Any, dst: Any, **kwargs: Any) -> None:
-            if not (self.active and not kwargs and self._renamed(_entry(src), _entry(dst))):
+            if not (self._is_ours() and not kwargs and self._renamed(_entry(src), _entry(dst))):
                 original(src, dst, **kwargs)
 
         return renaming
@@ -226,7 +233,7 @@ class FileCopies:
     def _removing(self, original: Callable[..., None]) -> Callable[..., None]:
         @wraps(original)
         def removing(path: Any, **kwargs: Any) -> None:
-            if self.active and not kwargs and (entry := _entry(path)) in self._copies:
+            if self._is_ours() and not kwargs and (entry := _entry(path)) in self._copies:
                 if (fd := self._copies[entry]) is None:
                     raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
                 os.close(fd)

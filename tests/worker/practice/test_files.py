@@ -257,6 +257,17 @@ def test_threads_write_to_the_same_copy(copies, path):
     assert path.read_text() == "of step 500\n"
 
 
+def test_another_thread_saves_during_an_interrupted_step(copies, path, tmp_path):
+    copies.begin(spoiled=True)
+    for each in (path, tmp_path / "new", tmp_path / "renamed"):
+        thread = threading.Thread(target=by_renaming if each.name == "renamed" else rewrite, args=(each,))
+        thread.start()
+        thread.join(LIMIT_S)
+    copies.end_spoiled()
+    assert {each.name for each in tmp_path.iterdir()} == {"best.json", "new", "renamed"}
+    assert path.read_text() == "of step 0\n"
+
+
 def test_nothing_is_left_beside_the_files(copies, path, tmp_path):
     before = open_descriptors()
     for write in (twice_and_removed, rotated, by_renaming):
