@@ -19,7 +19,7 @@ from deadpool_run.worker.loop.repair import RepairParticipant
 from deadpool_run.worker.loop.trial import Trial
 from deadpool_run.worker.loop.updates import OUTSIDE_LOOP, Updates, first_gradient, refuse_captured
 from deadpool_run.worker.practice import practice
-from deadpool_run.worker.practice.files import copies
+from deadpool_run.worker.practice.files import file_copies
 from deadpool_run.worker.process.session import Session
 from deadpool_run.worker.snapshot import buckets
 from deadpool_run.worker.state.redundancy import replica_leader
@@ -105,7 +105,7 @@ class LoopMember(RepairParticipant):
             self._updates.begun or c10d.in_backward() or self.snapshots.copy_thread.settle_peers()
         ):
             self._stopped = True
-            copies.begin(spoiled=True)  # what follows in the loop's body runs without the update
+            file_copies.begin(spoiled=True)  # what follows in the loop's body runs without the update
             raise StepAborted("a peer was lost while it copied its snapshot")
         if not self._updates.begun:
             self.snapshots.check_writes()

@@ -23,7 +23,7 @@ from deadpool_run.worker.groups.registry import GroupState, Registry
 from deadpool_run.worker.loop import notices
 from deadpool_run.worker.loop.replica_checks import ReplicaChecks
 from deadpool_run.worker.practice import practice
-from deadpool_run.worker.practice.files import copies
+from deadpool_run.worker.practice.files import file_copies
 from deadpool_run.worker.process import sources
 from deadpool_run.worker.process.blame import blame
 from deadpool_run.worker.process.session import Session
@@ -89,7 +89,7 @@ class RepairParticipant:
     def set_up_groups(self, timeout: timedelta | None) -> None:
         """Create the default group: real with its peers, or rehearsing."""
         session = self.session
-        copies.replace_writers()
+        file_copies.replace_writers()
         if self.registry.device is not None:
             self._status_page.device_library = DeviceLibrary.named(self.registry.device.name)
         backend.install(
@@ -185,7 +185,7 @@ class RepairParticipant:
 
     def repair(self) -> None:
         """Take part in the repair, outside of the step, until this member is attached again."""
-        copies.end_spoiled()  # before any rank repeats the step
+        file_copies.end_spoiled()  # before any rank repeats the step
         self._rank_entry.phase = Phase.ABORTED
         if not self.registry.intact:
             self._live = None  # the device had not ended the last completed step

@@ -293,5 +293,5 @@ def _move_to(path: str, copy: int) -> None:
             os.close(own)
 
 
-copies = FileCopies()
+file_copies = FileCopies()
 """Of this process, as `open` is."""
