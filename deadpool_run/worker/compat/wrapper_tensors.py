@@ -1,6 +1,6 @@
 """Tensors that consist of others, which torch calls wrapper subclasses: torchao's optimizer state of 8 bits, say.
 
-Their parts are copied as any tensor. What else it takes to make one anew is its form.
+A snapshot has their parts, like any other tensors. Their form is the rest: class, shape and context.
 """
 
 from collections.abc import Iterator

@@ -293,7 +293,7 @@ class Registry(GroupOwner):
         On the device, collectives that run are brought to their end: a peer may need our part of them.
         """
         script_threads.note_older()
-        file_copies.end_spoiled()
+        file_copies.end_interrupted()
         if self.device is not None and self.state is GroupState.ATTACHED and not self.step_failed:
             self._end_in_order(self.device)
         self._free_retired(_END_S, _FREE_AT_END_S)

@@ -42,7 +42,7 @@ class Trial:
         RAN = "ran"
         OVER = "over"
 
-    def __init__(self, *, wanted: bool, tells: bool = False) -> None:
+    def __init__(self, *, wanted: bool, tells: bool) -> None:
         """`tells`: this rank warns of objects that no snapshot holds, if the step changes them without an effect yet."""
         self.stage = Trial.Stage.DUE if wanted else Trial.Stage.OVER
         self._observed: dict[str, int] | None = None

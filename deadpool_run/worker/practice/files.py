@@ -24,6 +24,7 @@ import tempfile
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from enum import Enum
 from functools import wraps
 from typing import Any
 from weakref import WeakSet
@@ -35,16 +36,24 @@ MOST_COPIED = 64 << 20
 _MOST_COPIES = 256
 
 
+class Kind(Enum):
+    """The kinds of runs that do not count."""
+
+    REHEARSAL = "rehearsal"
+    TRIAL = "trial"
+    INTERRUPTED = "interrupted"
+    """The rest of a step in which a peer was lost."""
+
+
 class FileCopies:
     """The copies of one run for practice. Not for processes that are forked meanwhile."""
 
     def __init__(self) -> None:
-        self._pid = 0
+        self._pid, self._kind = 0, Kind.REHEARSAL
         self._copies: dict[str, int | None] = {}
         """By path: the descriptor of a file without a name; None for a file that the run has removed."""
         self._new: set[str] = set()
         self._read: set[str] = set()
-        self._whole, self._spoiled = True, False
         self._opened: WeakSet[io.IOBase] = WeakSet()
         self._replaced: list[tuple[Any, str, Any, Any]] = []
 
@@ -55,15 +64,16 @@ class FileCopies:
 
     def _is_ours(self) -> bool:
         """Whether this thread runs for practice. In an interrupted step, another one may save the state of an earlier step."""
-        return self.active and not (self._spoiled and threading.current_thread() is not threading.main_thread())
+        is_main = threading.current_thread() is threading.main_thread()
+        return self.active and (is_main or self._kind is not Kind.INTERRUPTED)
 
-    def begin(self, *, in_trial: bool = False, spoiled: bool = False) -> None:
-        """Write to copies from now on. `spoiled`: the run is a step that a loss has interrupted. Any thread."""
+    def begin(self, kind: Kind) -> None:
+        """Write to copies from now on. A trial may become another kind; a rehearsal stays one. Any thread."""
         if self.active:
-            if not self._whole:  # in the trial
-                self._whole, self._spoiled = not in_trial, spoiled
+            if self._kind is Kind.TRIAL:
+                self._kind = kind
             return
-        self._pid, self._whole, self._spoiled = os.getpid(), not in_trial, spoiled
+        self._pid, self._kind = os.getpid(), kind
         opening = self._opening(builtins.open)
         for owner in (builtins, io):
             self._replace(owner, "open", opening)
@@ -85,7 +95,7 @@ class FileCopies:
         """Drop the copies. What is still open on one goes on at the end of the file itself, as a log does. Any thread."""
         if not self.active:
             return
-        self._pid, spoiled, self._spoiled = 0, self._spoiled, False
+        self._pid = 0
         for owner, name, original, ours in self._replaced:
             if getattr(owner, name) is ours:
                 setattr(owner, name, original)
@@ -96,22 +106,22 @@ class FileCopies:
             if fd is not None:
                 _move_to(path, fd)
                 os.close(fd)
-        for path in self._new if spoiled else ():
+        for path in self._new if self._kind is Kind.INTERRUPTED else ():
             with suppress(OSError):  # it was renamed, or removed
                 if not _open_on(os.stat(path)):  # noqa: PTH116
                     os.unlink(path)  # noqa: PTH108
         self._copies, self._new, self._read, self._opened, self._replaced = {}, set(), set(), WeakSet(), []
 
-    def end_spoiled(self) -> None:
-        """End if the run was a step that a loss has interrupted."""
-        if self._spoiled:
+    def end_interrupted(self) -> None:
+        """End if the run was the rest of an interrupted step."""
+        if self._kind is Kind.INTERRUPTED:
             self.end()
 
     def place_of(self, file: Any, *, writes: bool, truncates: bool) -> str | None:
         """Return where to open a file instead; None for the file itself. Raises FileNotFoundError if the run has removed it."""
         if not self._is_ours() or not isinstance(file, str | bytes | os.PathLike):
             return None
-        if self._whole and not (writes or self._copies):  # a set-up may read a million files
+        if self._kind is not Kind.TRIAL and not (writes or self._copies):  # a set-up may read a million files
             return None
         path = os.path.realpath(os.fsdecode(file))
         if path not in self._copies:
@@ -133,7 +143,7 @@ class FileCopies:
             return None
         # An empty file has nothing to lose. It may be a lock, which is one only under its own name.
         is_kept = stat.S_ISREG(found.st_mode) and found.st_size and path not in self._new
-        is_kept = is_kept and (self._whole or not truncates or path in self._read)
+        is_kept = is_kept and (self._kind is not Kind.TRIAL or not truncates or path in self._read)
         if not is_kept or len(self._copies) >= _MOST_COPIES or not (truncates or found.st_size <= MOST_COPIED):
             return None
         fd = _nameless(path)
@@ -211,7 +221,9 @@ class FileCopies:
         elif not _is_file(source):
             return False
         elif source in self._new:
-            is_kept = target in self._copies or (_is_file(target) and (self._whole or target in self._read))
+            is_kept = target in self._copies or (
+                _is_file(target) and (self._kind is not Kind.TRIAL or target in self._read)
+            )
             if target in self._new or not is_kept:
                 self._new.discard(source)
                 self._new.add(target)

@@ -1,13 +1,13 @@
 """Begins and ends a run for practice, for all that is outside of the process."""
 
 from deadpool_run.worker.practice import output
-from deadpool_run.worker.practice.files import file_copies
+from deadpool_run.worker.practice.files import Kind, file_copies
 
 
 def begin(*, in_trial: bool = False) -> None:
     """Mark what is printed, and write to copies of files. The process goes on: `end` undoes it."""
     output.install()
-    file_copies.begin(in_trial=in_trial)
+    file_copies.begin(Kind.TRIAL if in_trial else Kind.REHEARSAL)
 
 
 def end() -> None:

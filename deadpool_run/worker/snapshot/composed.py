@@ -1,5 +1,6 @@
 """Makes tensors that consist of others, from their forms in a snapshot. Their parts have no values yet."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,12 +17,21 @@ from deadpool_run.worker.variables.values.objects import class_of_name
 def made_of(form: dict[str, Any], like: Tensor) -> Tensor:
     """Return a tensor of a form, on the device and the mesh of `like`. Raises `SnapshotError` if it cannot be made here."""
     made = _local(form, local(like).device)
-    if (whole := form.get("shard_of")) is None:
-        return made
-    placements = parse_placements(whole["placements"])
-    if placements is None or not isinstance(like, DTensor):
-        raise SnapshotError(f"a {form['class'][1]} cannot be created with the placements {whole['placements']}")
-    return from_shard(made, like.device_mesh, placements, whole["shape"], whole["stride"])
+    whole = form.get("shard_of")
+    return made if whole is None else distributed(made, like, **whole)
+
+
+def distributed(
+    shard: Tensor, like: Tensor, *, placements: Sequence[str], shape: Sequence[int], stride: Sequence[int]
+) -> DTensor:
+    """Return the DTensor of this shard, on the mesh of `like`. Raises `SnapshotError` if it cannot be made here."""
+    if not isinstance(like, DTensor):
+        raise SnapshotError(f"a value of the snapshot has the placements {placements}, the live one has none")
+    is_alike = [*map(str, like.placements)] == [*placements]
+    found = like.placements if is_alike else parse_placements(placements)
+    if found is None:
+        raise SnapshotError(f"a value of the snapshot cannot be created with the placements {placements}")
+    return from_shard(shard, like.device_mesh, found, shape, stride)
 
 
 def _local(form: dict[str, Any], device: torch.device) -> Tensor:

@@ -10,9 +10,9 @@ from deadpool_run.errors import SnapshotError
 from deadpool_run.vault.segments import Manifest, SlotRole, TensorEntry, read_exactly
 from deadpool_run.worker.codec import TreeReader
 from deadpool_run.worker.compat.modules import buffers_of, local
-from deadpool_run.worker.compat.placements import from_shard, parse_placements
+from deadpool_run.worker.compat.placements import parse_placements
 from deadpool_run.worker.compat.wrapper_tensors import form_of, is_composed
-from deadpool_run.worker.snapshot.composed import made_of
+from deadpool_run.worker.snapshot.composed import distributed, made_of
 from deadpool_run.worker.snapshot.plan import live_tensors, placement_of
 from deadpool_run.worker.snapshot.slot_memory import SlotMemory, copy_fast, dtype_of
 from deadpool_run.worker.state.gradients import Kept
@@ -150,7 +150,7 @@ class Restoration:
                     optimizer.state[parameter].pop(key, None)
 
     def _form_optimizers(self, plain: dict[str, Any]) -> None:
-        """Make the tensors anew that consist of others, and are not here or have another form. Their parts are copied later."""
+        """Create tensors that consist of others where there is none here, or one of another form. Their parts are copied later."""
         for name, optimizer in self._protected.optimizers.items():
             for of, forms in plain[name].get("forms", {}).items():
                 parameter = self._parameters[of]
@@ -228,9 +228,4 @@ def _differences(entry: TensorEntry, tracked: Tracked | None) -> list[str]:
 def _distributed(shard: Tensor, entry: TensorEntry, like: Tensor) -> DTensor:
     placement = entry.placement
     assert placement is not None
-    assert isinstance(like, DTensor)
-    is_alike = tuple(map(str, like.placements)) == placement.placements
-    placements = like.placements if is_alike else parse_placements(placement.placements)
-    if placements is None:
-        raise SnapshotError(f"a value of the snapshot cannot be created with the placements {placement.placements}")
-    return from_shard(shard, like.device_mesh, placements, placement.shape, placement.stride)
+    return distributed(shard, like, placements=placement.placements, shape=placement.shape, stride=placement.stride)

@@ -349,9 +349,8 @@ class Scopes:
             self.parameters += [(f"{name}{path}.{key}", value) for key, value in each.named_parameters(recurse=False)]
             if buffers := buffers_to_keep(each):
                 self._found.add(Scope(f"{name}{path}, buffers", partial(dict, buffers), buffers.update, buffers.pop))
-        for path, each in submodules_of(module):
-            children = ModulesInside(each)
             if isinstance(each, CONTAINERS):
+                children = ModulesInside(each)
                 self._found.add(Scope(f"{name}{path}, modules", children.read, children.write, children.remove))
 
     def _add_own_dict(self, name: str, kind: type, value: Any) -> None:

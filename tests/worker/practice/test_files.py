@@ -14,7 +14,7 @@ import torch
 from kit.world import LIMIT_S
 
 from deadpool_run.worker.practice import files
-from deadpool_run.worker.practice.files import FileCopies
+from deadpool_run.worker.practice.files import FileCopies, Kind
 
 BUILTIN = open, io.open, os.open, os.rename, os.replace, os.remove, os.unlink
 
@@ -119,7 +119,7 @@ WAYS = [
 
 @pytest.mark.parametrize("write", WAYS)
 def test_a_file_that_exists_is_as_it_was_afterwards(copies, path, write):
-    copies.begin()
+    copies.begin(Kind.REHEARSAL)
     write(path)
     assert path.read_bytes() != b"of step 500\n"
     copies.end()
@@ -129,7 +129,7 @@ def test_a_file_that_exists_is_as_it_was_afterwards(copies, path, write):
 @pytest.mark.parametrize("write", [way for way in WAYS if way not in (write_at, append, rotated, through_descriptor)])
 def test_a_new_file_stays(copies, path, write):
     path.unlink()
-    copies.begin()
+    copies.begin(Kind.REHEARSAL)
     write(path)
     now = path.read_bytes()
     write(path)
@@ -140,7 +140,7 @@ def test_a_new_file_stays(copies, path, write):
 def test_a_link_is_followed(copies, path, tmp_path):
     link = tmp_path / "link"
     link.symlink_to(path)
-    copies.begin()
+    copies.begin(Kind.REHEARSAL)
     rewrite(link)
     assert path.read_text() == "of step 0\n"
     copies.end()
@@ -149,7 +149,7 @@ def test_a_link_is_followed(copies, path, tmp_path):
 
 def test_a_log_that_stays_open_goes_on_at_the_end_of_the_file(copies, path):
     for mode in ("w", "a"):
-        copies.begin()
+        copies.begin(Kind.REHEARSAL)
         handler = logging.FileHandler(path, mode=mode)
         handler.emit(logging.LogRecord("x", logging.INFO, "", 0, "for practice", (), None))
         with open(path) as reading:  # noqa: PTH123 - as a script does
@@ -161,7 +161,7 @@ def test_a_log_that_stays_open_goes_on_at_the_end_of_the_file(copies, path):
 
 
 def test_text_that_was_not_flushed_is_not_written_later(copies, path):
-    copies.begin()
+    copies.begin(Kind.REHEARSAL)
     file = path.open("w")
     file.write("for practice\n")
     copies.end()
@@ -171,7 +171,7 @@ def test_text_that_was_not_flushed_is_not_written_later(copies, path):
 
 
 def test_a_reader_that_stays_open_reads_the_file_from_where_it_is(copies, path):
-    copies.begin()
+    copies.begin(Kind.REHEARSAL)
     rewrite(path)
     reader = open(path, "rb", buffering=0)  # noqa: PTH123, SIM115 - as a script does
     assert reader.read(3) == b"of "
@@ -182,7 +182,7 @@ def test_a_reader_that_stays_open_reads_the_file_from_where_it_is(copies, path):
 
 def test_large_files_are_truncated_in_copies_but_changed_in_place(copies, path, monkeypatch):
     monkeypatch.setattr(files, "MOST_COPIED", 4)
-    copies.begin()
+    copies.begin(Kind.REHEARSAL)
     append(path)
     rewrite(path)
     copies.end()
@@ -191,7 +191,7 @@ def test_large_files_are_truncated_in_copies_but_changed_in_place(copies, path, 
 
 def test_an_empty_file_keeps_its_name_because_it_may_be_a_lock(copies, path):
     path.write_bytes(b"")
-    copies.begin()
+    copies.begin(Kind.REHEARSAL)
     with path.open("w") as file:
         assert os.path.samestat(os.fstat(file.fileno()), path.stat())
 
@@ -200,7 +200,7 @@ def test_in_the_trial_only_what_is_appended_or_was_read_before_is_copied(copies,
     appended, counted = tmp_path / "log", tmp_path / "count.json"
     for each in (appended, counted):
         each.write_text("1")
-    copies.begin(in_trial=True)
+    copies.begin(Kind.TRIAL)
     rewrite(path)
     append(appended)
     count = json.loads(counted.read_text())
@@ -212,31 +212,31 @@ def test_in_the_trial_only_what_is_appended_or_was_read_before_is_copied(copies,
 @pytest.mark.parametrize("in_trial", [False, True])
 def test_an_interrupted_step_leaves_no_new_files(copies, path, tmp_path, in_trial):
     if in_trial:
-        copies.begin(in_trial=True)
-    copies.begin(spoiled=True)
+        copies.begin(Kind.TRIAL)
+    copies.begin(Kind.INTERRUPTED)
     rewrite(path)
     by_renaming(tmp_path / "second")
     by_renaming_an_exclusive(tmp_path / "third")
     log = (tmp_path / "log").open("w")
     log.write("wrong\n")
-    copies.end_spoiled()
+    copies.end_interrupted()
     log.close()
     assert path.read_text() == "of step 500\n"
     assert sorted(each.name for each in tmp_path.iterdir()) == ["best.json", "log"]
 
 
 def test_a_rehearsal_goes_on_when_a_collective_gets_no_result(copies, path, tmp_path):
-    copies.begin()
-    copies.begin(spoiled=True)
+    copies.begin(Kind.REHEARSAL)
+    copies.begin(Kind.INTERRUPTED)
     (tmp_path / "new").write_text("needed later")
-    copies.end_spoiled()
+    copies.end_interrupted()
     rewrite(path)
     copies.end()
     assert (path.read_text(), (tmp_path / "new").read_text()) == ("of step 500\n", "needed later")
 
 
 def test_a_forked_process_writes_to_the_files(copies, path):
-    copies.begin()
+    copies.begin(Kind.REHEARSAL)
     pid = os.fork()
     if pid == 0:
         try:
@@ -248,7 +248,7 @@ def test_a_forked_process_writes_to_the_files(copies, path):
 
 
 def test_threads_write_to_the_same_copy(copies, path):
-    copies.begin()
+    copies.begin(Kind.REHEARSAL)
     thread = threading.Thread(target=rewrite, args=(path,))
     thread.start()
     thread.join(LIMIT_S)
@@ -258,12 +258,12 @@ def test_threads_write_to_the_same_copy(copies, path):
 
 
 def test_another_thread_saves_during_an_interrupted_step(copies, path, tmp_path):
-    copies.begin(spoiled=True)
+    copies.begin(Kind.INTERRUPTED)
     for each in (path, tmp_path / "new", tmp_path / "renamed"):
         thread = threading.Thread(target=by_renaming if each.name == "renamed" else rewrite, args=(each,))
         thread.start()
         thread.join(LIMIT_S)
-    copies.end_spoiled()
+    copies.end_interrupted()
     assert {each.name for each in tmp_path.iterdir()} == {"best.json", "new", "renamed"}
     assert path.read_text() == "of step 0\n"
 
@@ -271,7 +271,7 @@ def test_another_thread_saves_during_an_interrupted_step(copies, path, tmp_path)
 def test_nothing_is_left_beside_the_files(copies, path, tmp_path):
     before = open_descriptors()
     for write in (twice_and_removed, rotated, by_renaming):
-        copies.begin()
+        copies.begin(Kind.REHEARSAL)
         write(path)
         copies.end()
     (tmp_path / "best.older").unlink()
@@ -280,7 +280,7 @@ def test_nothing_is_left_beside_the_files(copies, path, tmp_path):
 
 
 def test_a_function_that_a_library_has_replaced_meanwhile_is_left(copies, path):
-    copies.begin()
+    copies.begin(Kind.REHEARSAL)
     theirs = os.replace = functools.partial(os.replace)
     copies.end()
     assert os.replace is theirs
