@@ -11,7 +11,8 @@ from pathlib import Path
 import torch
 
 HERE = Path(__file__).parent
-sys.path[1:1] = map(str, (HERE.parents[1] / "loops" / "scripts", HERE.parents[1] / "process" / "scripts", HERE.parent))
+TESTS = HERE.parents[1]
+sys.path[1:1] = map(str, (TESTS / "loops" / "scripts", TESTS / "process" / "scripts", HERE.parent, TESTS))
 
 from composed import compose
 from draw import Job
