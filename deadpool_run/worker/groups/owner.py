@@ -17,7 +17,7 @@ from deadpool_run.worker.device.run_ahead import RunAhead
 from deadpool_run.worker.groups.collectives import Collective, Parts
 from deadpool_run.worker.groups.connect import EpochGroup
 from deadpool_run.worker.groups.waits import WaitCancellation, WaitThreads
-from deadpool_run.worker.practice.files import Kind, file_copies
+from deadpool_run.worker.practice import practice
 from deadpool_run.worker.process import script_threads
 from deadpool_run.worker.transcript.step_digests import DIFFERENT, Marks
 from deadpool_run.worker.transcript.transcript import Transcript
@@ -89,7 +89,7 @@ class GroupOwner(ABC):
         """Begin a step. `rehearsed`: it is one of the first steps."""
         script_threads.note_loop()
         self.step_failed = False
-        file_copies.end_interrupted()
+        practice.end_interrupted()
         self.attempt += 1
         self.in_rehearsed_steps = rehearsed
         self.marks.begin_step(step, marking=self.verify and step >= 0 and not rehearsed)
@@ -97,7 +97,7 @@ class GroupOwner(ABC):
     def spoil_step(self) -> None:
         """Note that the running step has wrong results and will be repeated. It must not overwrite files with them. Any thread."""
         self.step_failed = True
-        file_copies.begin(Kind.INTERRUPTED)
+        practice.interrupt()
 
     @contextmanager
     def unrecorded(self) -> Iterator[None]:

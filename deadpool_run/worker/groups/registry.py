@@ -25,7 +25,7 @@ from deadpool_run.worker.groups import connect, gloo
 from deadpool_run.worker.groups.group import Group
 from deadpool_run.worker.groups.host import HostMesh
 from deadpool_run.worker.groups.owner import GroupOwner
-from deadpool_run.worker.practice.files import file_copies
+from deadpool_run.worker.practice import practice
 from deadpool_run.worker.process import script_threads
 from deadpool_run.worker.transcript.transcript import Transcript
 
@@ -293,7 +293,7 @@ class Registry(GroupOwner):
         On the device, collectives that run are brought to their end: a peer may need our part of them.
         """
         script_threads.note_older()
-        file_copies.end_interrupted()
+        practice.end_interrupted()
         if self.device is not None and self.state is GroupState.ATTACHED and not self.step_failed:
             self._end_in_order(self.device)
         self._free_retired(_END_S, _FREE_AT_END_S)

@@ -19,7 +19,6 @@ from deadpool_run.worker.loop.repair import RepairParticipant
 from deadpool_run.worker.loop.trial import Trial
 from deadpool_run.worker.loop.updates import OUTSIDE_LOOP, Updates, first_gradient, refuse_captured
 from deadpool_run.worker.practice import practice
-from deadpool_run.worker.practice.files import Kind, file_copies
 from deadpool_run.worker.process.session import Session
 from deadpool_run.worker.snapshot import buckets
 from deadpool_run.worker.state.redundancy import replica_leader
@@ -145,7 +144,7 @@ class LoopMember(RepairParticipant):
         if error is None or isinstance(error, StepAborted):
             if self._stopped or self.registry.step_failed:
                 self.snapshots.wait()  # the body goes on after the block, and may write to what is being copied
-                file_copies.begin(Kind.INTERRUPTED)
+                practice.interrupt()
             return True
         if not isinstance(error, Exception):
             return False

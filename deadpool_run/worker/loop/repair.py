@@ -185,7 +185,7 @@ class RepairParticipant:
 
     def repair(self) -> None:
         """Take part in the repair, outside of the step, until this member is attached again."""
-        file_copies.end_interrupted()  # before any rank repeats the step
+        practice.end_interrupted()  # before any rank repeats the step
         self._rank_entry.phase = Phase.ABORTED
         if not self.registry.intact:
             self._live = None  # the device had not ended the last completed step

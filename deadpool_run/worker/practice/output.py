@@ -1,26 +1,37 @@
-"""Marks what a run for practice prints: the rank's last owner has printed the same lines before, or the second run will."""
+"""Marks what a run prints that does not count: the same lines were printed before, or will be when the step is repeated."""
 
+import logging
 import sys
+import threading
+from contextlib import suppress
 from typing import Any, TextIO
 
-PREFIX = "[rehearsal] "
+REHEARSAL = "[rehearsal] "
+INTERRUPTED = "[interrupted] "
+_STREAMS = ("stdout", "stderr")
 
 
 class MarkedStream:
     """A text stream that prefixes each line while `on`, and passes everything through while not."""
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: TextIO, prefix: str = REHEARSAL) -> None:
         self._stream = stream
         self._at_line_start = True
+        self.prefix = prefix
         self.on = True
+
+    @property
+    def inner(self) -> TextIO:
+        """The stream itself."""
+        return self._stream
 
     def write(self, text: str) -> int:
         """Write, marked. Returns the number of characters of `text`."""
-        if not self.on or not text:
+        if not self._marks() or not text:
             return self._stream.write(text)
         body = text.removesuffix("\n")  # only a line feed starts a line, not the carriage return of a progress bar
         ending = text[len(body) :]
-        marked = (PREFIX if self._at_line_start else "") + body.replace("\n", "\n" + PREFIX) + ending
+        marked = (self.prefix if self._at_line_start else "") + body.replace("\n", "\n" + self.prefix) + ending
         self._at_line_start = text.endswith("\n")
         self._stream.write(marked)
         return len(text)
@@ -29,20 +40,46 @@ class MarkedStream:
         """Write each."""
         self.write("".join(lines))
 
+    def _marks(self) -> bool:
+        """Whether this thread's lines are marked. In an interrupted step, another one may report on an earlier step."""
+        return self.on and (self.prefix != INTERRUPTED or threading.current_thread() is threading.main_thread())
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
 
-def install() -> None:
-    """Mark standard output and error from now on."""
-    sys.stdout = MarkedStream(sys.stdout)
-    sys.stderr = MarkedStream(sys.stderr)
-
-
-def lift() -> None:
-    """Stop marking. A logging handler may keep the marked stream for good, hence a switch on the stream, too."""
-    for name in ("stdout", "stderr"):
+def install(prefix: str = REHEARSAL) -> None:
+    """Mark standard output and error from now on. What is marked already stays so, but may become a rehearsal. Any thread."""
+    for name in _STREAMS:
         stream = getattr(sys, name)
-        if isinstance(stream, MarkedStream):
+        if isinstance(stream, MarkedStream) and stream.on:
+            stream.prefix = REHEARSAL if prefix == REHEARSAL else stream.prefix
+            continue
+        inner = _inner_of(stream)
+        marked = MarkedStream(inner, prefix)
+        setattr(sys, name, marked)
+        _redirect(inner, marked)
+
+
+def lift(prefix: str = REHEARSAL) -> None:
+    """Stop marking with this prefix. The script may keep the marked stream for good, hence a switch on the stream, too."""
+    for name in _STREAMS:
+        stream = getattr(sys, name)
+        if isinstance(stream, MarkedStream) and stream.prefix == prefix:
             stream.on = False
-            setattr(sys, name, stream._stream)  # noqa: SLF001 - same module
+            setattr(sys, name, stream.inner)
+            _redirect(stream.inner, stream.inner)
+
+
+def _inner_of(stream: Any) -> Any:
+    return stream.inner if isinstance(stream, MarkedStream) else stream
+
+
+def _redirect(inner: Any, to: Any) -> None:
+    """Have handlers of loggers that write to a stream, marked or not, write to another one. Does not wait: one may be in a write."""
+    loggers = [logging.root, *list(logging.root.manager.loggerDict.values())]
+    for logger in loggers:
+        for handler in list(getattr(logger, "handlers", ())):  # a placeholder has none
+            if isinstance(handler, logging.StreamHandler) and _inner_of(getattr(handler, "stream", None)) is inner:
+                with suppress(AttributeError):  # a class of the script's may have its own way to find the stream
+                    handler.stream = to

@@ -14,3 +14,15 @@ def end() -> None:
     """Print and write as always again."""
     output.lift()
     file_copies.end()
+
+
+def interrupt() -> None:
+    """Treat the rest of the running step alike: it has wrong results and will be repeated. Any thread."""
+    output.install(output.INTERRUPTED)
+    file_copies.begin(Kind.INTERRUPTED)
+
+
+def end_interrupted() -> None:
+    """End what `interrupt` began, if it did."""
+    output.lift(output.INTERRUPTED)
+    file_copies.end_interrupted()
