@@ -88,7 +88,7 @@ def script(variables, *, until, and_then, taken):
     number, text, nothing, losses, history = 0, "", None, [], collections.deque(maxlen=3)
     alias = losses
     seen, words, by_name = set(), collections.Counter(), collections.defaultdict(list)
-    average, array, scalar = torch.zeros(2), np.zeros(2), np.float32(0)
+    average, array, scalar, count = torch.zeros(2), np.zeros(2), np.float32(0), np.zeros((), int)
     generators = random.Random(1), torch.Generator().manual_seed(2), np.random.default_rng(3), np.random.RandomState(4)
     tracker, trackers, arguments = Tracker(), [Tracker(), Tracker()], argparse.Namespace(lr=0.1)
     best, pair, records, huge, current, made = trackers[0], Pair(0, 0), [], 0, None, None
@@ -114,6 +114,7 @@ def script(variables, *, until, and_then, taken):
         by_name["a"].append(step)
         average = 0.9 * average + step
         array += step
+        count[()] += step
         scalar = np.float32(scalar + step)
         drawn = [
             generators[0].random(),
@@ -155,7 +156,14 @@ def script(variables, *, until, and_then, taken):
         average.tolist(),
         array.tolist(),
     )
-    state += (scalar, type(scalar), generators[0].random(), torch.rand(1, generator=generators[1]).item())
+    state += (
+        scalar,
+        type(scalar),
+        count.tolist(),
+        type(count),
+        generators[0].random(),
+        torch.rand(1, generator=generators[1]).item(),
+    )
     state += (
         generators[2].random(),
         generators[3].rand(),

@@ -14,7 +14,14 @@ from deadpool_run.worker.variables.values.layouts import layout_of_array, layout
 from deadpool_run.worker.variables.values.lost import MOVED, SHARED
 from deadpool_run.worker.variables.values.objects import OpaqueError, UnkeptDataError
 from deadpool_run.worker.variables.values.shared_memory import SharedMappings
-from deadpool_run.worker.variables.values.tensors import TensorCopies, TensorCopy, is_freed, is_numeric_array, sample_of
+from deadpool_run.worker.variables.values.tensors import (
+    TensorCopies,
+    TensorCopy,
+    is_freed,
+    is_numeric_array,
+    is_scalar,
+    sample_of,
+)
 from deadpool_run.worker.variables.values.unkept import has_graph
 
 _INLINE_BYTES = 16 << 10
@@ -99,7 +106,7 @@ class DataWriter:
             raise UnkeptDataError(
                 f"it is an array of class {type(value).__name__} with elements of class {value.dtype}"
             )
-        kind, shape = name_of_dtype(value.dtype), list(value.shape) if value.ndim else None
+        kind, shape = name_of_dtype(value.dtype), None if is_scalar(value) else list(value.shape)
         if value.nbytes <= _INLINE_BYTES:
             self.count(value.nbytes)
             data = value.tobytes()

@@ -17,7 +17,7 @@ from deadpool_run.worker.codec import attributes_of
 from deadpool_run.worker.compat.writes import all_writes_of
 from deadpool_run.worker.state import generators
 from deadpool_run.worker.variables.values.kinds.functions import CODE
-from deadpool_run.worker.variables.values.tensors import is_array, is_numeric_array, sample_of_array
+from deadpool_run.worker.variables.values.tensors import is_array, is_numeric_array, is_scalar, sample_of_array
 
 _MOST_OBJECTS = 1 << 14
 _OBJECT_COST = 256
@@ -85,7 +85,7 @@ class _Search:
         if issubclass(kind, Tensor):
             return id(value), all_writes_of(value)
         if is_array(value):
-            return (id(value) if value.ndim else 0), sample_of_array(value)
+            return (0 if is_scalar(value) else id(value)), sample_of_array(value)
         if generator := generators.kind_of(value):
             return repr(generators.state_of(value, generator))
         if issubclass(kind, _BY_IDENTITY) or kind.__module__.partition(".")[0] in _WELL_KNOWN:

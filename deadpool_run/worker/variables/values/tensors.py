@@ -204,6 +204,11 @@ def is_array(value: Any) -> bool:
     return numpy is not None and isinstance(value, numpy.ndarray | numpy.generic)
 
 
+def is_scalar(array: Any) -> bool:
+    """Return whether one of `is_array` is a scalar. An array without dimensions is not: it may change in place."""
+    return isinstance(array, sys.modules["numpy"].generic)
+
+
 def is_numeric_array(value: Any) -> bool:
     """Return whether a value is an array or a scalar of NumPy's own classes, of numbers, text or times, or of fields with these."""
     if not is_array(value) or type(value).__module__ != "numpy" or not value.dtype.itemsize:
@@ -219,7 +224,7 @@ def is_array_type(value: Any) -> bool:
 
 def is_data(value: Any) -> bool:
     """Return whether a value is a tensor or an array: an object that may be too large to be kept alive."""
-    return isinstance(value, Tensor) or (is_array(value) and bool(value.ndim))
+    return isinstance(value, Tensor) or (is_array(value) and not is_scalar(value))
 
 
 def sample_of_array(array: Any) -> bytes:

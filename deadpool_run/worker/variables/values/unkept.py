@@ -18,7 +18,7 @@ from deadpool_run.worker.variables.values.kinds.functions import unbound
 from deadpool_run.worker.variables.values.kinds.iterators import is_iterator, progress_of
 from deadpool_run.worker.variables.values.lost import OVERLAPS, LostValue
 from deadpool_run.worker.variables.values.objects import OpaqueError
-from deadpool_run.worker.variables.values.tensors import SAMPLES, is_array, is_data, sample_of_array
+from deadpool_run.worker.variables.values.tensors import SAMPLES, is_array, is_data, is_scalar, sample_of_array
 
 _CONTAINERS = (list, tuple, dict, set, frozenset, deque)
 LEAVES = (type(None), bool, int, float, complex, str, bytes)
@@ -171,7 +171,7 @@ def _parts(value: Any, depth: int = 0) -> Iterator[tuple[Any, Any]]:
     """Yield weak references to the tensors and arrays in a value, each with a mark that changes with each write."""
     if issubclass(type(value), Tensor):  # false for a weak proxy
         yield weakref.ref(value), all_writes_of(value)
-    elif is_array(value) and value.ndim:
+    elif is_array(value) and not is_scalar(value):
         yield weakref.ref(value), sample_of_array(value)
     elif type(value) in _CONTAINERS and depth < _DEEPEST and len(value) <= _MOST_PARTS:
         for part in list(value.values() if type(value) is dict else value):

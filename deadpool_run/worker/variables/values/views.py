@@ -13,7 +13,7 @@ from torch import Tensor
 from deadpool_run.worker.codec import dtype_of, name_of_dtype
 from deadpool_run.worker.compat.modules import is_dense, seen_through
 from deadpool_run.worker.variables.values.layouts import has_gaps
-from deadpool_run.worker.variables.values.tensors import is_freed, is_numeric_array
+from deadpool_run.worker.variables.values.tensors import is_freed, is_numeric_array, is_scalar
 
 Memory = tuple[type, int]
 """A kind of values, and an address."""
@@ -220,7 +220,9 @@ def _root(array: Any) -> Any:
 
 
 def _is_whole(array: Any) -> bool:
-    return is_numeric_array(array) and array.ndim > 0 and _has_own_memory(array) and bool(array.flags.c_contiguous)
+    return (
+        is_numeric_array(array) and not is_scalar(array) and _has_own_memory(array) and bool(array.flags.c_contiguous)
+    )
 
 
 def _has_own_memory(array: Any) -> bool:
