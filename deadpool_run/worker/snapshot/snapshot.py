@@ -27,6 +27,7 @@ from deadpool_run.worker.groups.registry import Registry
 from deadpool_run.worker.snapshot import buckets, checks, observed
 from deadpool_run.worker.snapshot.copy_thread import CopyThread, OnSkip
 from deadpool_run.worker.snapshot.early_writes import EarlyWrites
+from deadpool_run.worker.snapshot.plain_state import PlainState
 from deadpool_run.worker.snapshot.plan import BufferCopies, CapturePlan, live_tensors
 from deadpool_run.worker.snapshot.restore import Restoration
 from deadpool_run.worker.snapshot.slots import Slots
@@ -82,6 +83,7 @@ class Snapshots:
         self._buffers = BufferCopies()
         self._plan: CapturePlan | None = None
         self._copy_of: Version | None = None
+        self._plain: PlainState | None = None
         self._device = device_backend()
         self._mark: Mark | None = None
         self._ended = False
@@ -177,7 +179,12 @@ class Snapshots:
             return False
         self.wait()
         version = self._copy_of
-        return version is not None and version in self.held() and plan.is_equal_to(self._slots.memory_of(version))
+        if version is None or version not in self.held() or not self._plain_is_still(plan):
+            return False
+        return plan.is_equal_to(self._slots.memory_of(version))
+
+    def _plain_is_still(self, plan: CapturePlan) -> bool:
+        return self._plain is not None and self._plain.is_still(self.protected, plan.names)
 
     def observe(self) -> dict[str, int]:
         """Return digests of all state that a step changes, by name."""
@@ -355,10 +362,12 @@ class Snapshots:
             plan = self._plan = CapturePlan(self.protected, self._buffers)
             self.protected.state_tensors.forget()
             self._write_counts = plan.write_counts()
+        self._plain = PlainState(self.protected, plan.names, has_any=plan.has_plain)
         return StateCapture(
             version=version,
             plan=plan,
             values=self.values,
+            plain=self._plain,
             write_counts=self._write_counts,
             # A step's work on another device may write to main memory later than we can read it.
             probes=plan.probe() if self._ended or plan.cuda_devices or self._mark is None else [],

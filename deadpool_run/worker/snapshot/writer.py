@@ -16,9 +16,10 @@ from deadpool_run.wire.typed import to_json
 from deadpool_run.worker.codec import TreeWriter
 from deadpool_run.worker.compat.modules import local
 from deadpool_run.worker.device.backend import Mark
+from deadpool_run.worker.snapshot.plain_state import PlainState
 from deadpool_run.worker.snapshot.plan import CapturePlan, lay_out
 from deadpool_run.worker.snapshot.slot_memory import SlotMemory, copy_each
-from deadpool_run.worker.state.optimizers import NO_PLAIN, Tracked
+from deadpool_run.worker.state.optimizers import Tracked
 from deadpool_run.worker.state.protected import Protected
 
 _LOG = logging.getLogger("deadpool_run")
@@ -39,6 +40,7 @@ class StateCapture:
     version: Version
     plan: CapturePlan
     values: dict[str, Any]
+    plain: PlainState
     write_counts: list[int]
     """`plan.write_counts()` when the step ended."""
     probes: list[Tensor]
@@ -93,7 +95,8 @@ class Writer:
         moved = [(to, each) for to, each in zip(probes, capture.probes, strict=True) if to is not each]
         sources = [*plan.sources, *map(local, tree.tensors), *(each for _, each in moved)]
         self._copy([*targets, *(to for to, _ in moved)], sources)
-        if plan.write_counts() != capture.write_counts or not plan.has_probes(memory, probes):
+        was_written = plan.write_counts() != capture.write_counts or capture.plain.was_written()
+        if was_written or not plan.has_probes(memory, probes):
             _LOG.warning(
                 "snapshot %d is skipped: the script wrote parameters or optimizer state outside of optimizer.step() while it was copied",
                 capture.version,
@@ -131,8 +134,7 @@ class Writer:
             for part, by_name in (capture.values | own).items()
         }
         values["plain"] = {
-            name: tree.encode(optimizer.plain(names) if capture.plan.has_plain else NO_PLAIN, f"the state of {name!r}")
-            for name, optimizer in self.protected.optimizers.items()
+            name: tree.encode(plain, f"the state of {name!r}") for name, plain in capture.plain.values.items()
         }
         return values
 

@@ -110,7 +110,7 @@ class OptimizerState:
                         yield parameter, key, Tracked(name + path, SlotRole.OPTIMIZER, part)
 
     def plain(self, names: dict[int, str]) -> dict[str, Any]:
-        """Return the state that `tensors` does not yield. It too changes only inside `optimizer.step()`."""
+        """Return the state that `tensors` does not yield, with the script's own objects in it."""
         found: dict[str, Any] = {"state": {}, "shared": {}, "forms": {}}
         for parameter, state in self.state.items():
             if not isinstance(parameter, Tensor):

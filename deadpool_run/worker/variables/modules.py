@@ -199,6 +199,13 @@ def buffers_to_keep(module: nn.Module) -> dict[str, Tensor | None]:
     return {} if found and _is_trained(module) else found
 
 
+def attributed_buffers_of(owner: object) -> Iterator[tuple[str, Tensor]]:
+    """Yield a module's own buffers, to which a script may have attached attributes, by name."""
+    for name, buffer in buffers_of(owner).items() if isinstance(owner, nn.Module) else ():
+        if buffer is not None:
+            yield name, buffer
+
+
 def _is_trained(module: nn.Module) -> bool:
     return next(module.parameters(), None) is not None
 

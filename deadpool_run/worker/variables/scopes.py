@@ -39,6 +39,7 @@ from deadpool_run.worker.variables.library_objects import has_only_values
 from deadpool_run.worker.variables.modules import (
     LEAVES,
     AttributeTable,
+    attributed_buffers_of,
     buffers_to_keep,
     functions_of,
     hooks_of,
@@ -111,14 +112,12 @@ class Scopes:
         self._attributes = Attributes()
         self._found.add(Scope("functions", self._attributes.read, self._attributes.write, self._attributes.remove))
         self._found.add(Scope("persistent workers of loaders", all_workers, set_all_workers))
-        with_state = [
-            (name, each) for name, each in objects if not isinstance(each, nn.Module)
-        ]  # modules are in `parts`
-        for name, each in (*with_state, *inside):
+        known = {id(each) for _, each in inside}
+        around = [(name, each) for name, each in objects if id(each) not in known]
+        for name, each in (*around, *inside):
             self._add_attached(name, each)
             if isinstance(each, nn.Module) and not is_wrapper(each):
                 self.children.add(name, each)
-        self._look_at_functions((name, hooks_of(each)) for name, each in objects if is_wrapper(each))
         for frame_name, frame in function_frames(script_frames()):
             self._search(frame_name, local_variables(frame).items())
         for name, variables in sources.items():
@@ -299,6 +298,8 @@ class Scopes:
             self._add_attributes(name, owner, () if is_optimizer_wrapper(owner) else ignored_in(owner))
             for key, hook in hooks_of(owner):
                 self._look(f"{name}.{key}", hook)
+            for key, buffer in attributed_buffers_of(owner):
+                self._add_attributes(f"{name}.{key}", buffer, ignored_in(buffer))
             return
         if is_own(type(owner), self.modules):
             self._found.add(

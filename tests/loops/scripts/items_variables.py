@@ -374,16 +374,22 @@ class Damping:
         return output / (1 + (self.calls % 3 if self.calls > LATER else 0))
 
 
-@item("attributes of optimizer, parameters and modules, by identity, and a hook's")
+@item("attributes of optimizer, parameters, buffers, modules and DDP, a list in an optimizer's state, and a hook's")
 def attached(rank, _size):
     model = ddp(net())
     optimizer = Slow(model.parameters())
     first = model.module[0]
     first.down.register_forward_hook(Damping())
+    first.register_buffer("places", torch.zeros(1))
+    model.seen = 0
 
     def step(index):
         first.up.seen = getattr(first.up, "seen", 0) + 1
-        later = first.up.seen if index > LATER else 0
+        first.places.seen = getattr(first.places, "seen", 0) + 1
+        model.seen += 1
+        history = optimizer.state[first.up.weight].setdefault("history", []) if index else []
+        history.append(index)
+        later = first.up.seen + first.places.seen + model.seen + len(history) if index > LATER else 0
         (model(data(index, rank)).pow(2).mean() / (1 + later)).backward()
         optimizer.step()
         optimizer.zero_grad()

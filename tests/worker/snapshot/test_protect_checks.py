@@ -331,7 +331,30 @@ def write_to_the_state(model, optimizer):
     optimizer.state[model.weight]["momentum_buffer"][5].zero_()
 
 
-@pytest.mark.parametrize("change", [exchange_data, write_a_row, clear_the_state, write_to_the_state])
+def count_in_the_state(model, optimizer):
+    optimizer.state[model.weight]["count"] += 1
+
+
+def append_to_the_state(model, optimizer):
+    optimizer.state[model.weight]["history"].append(1)
+
+
+def write_inside_the_state(model, optimizer):
+    optimizer.state[model.weight]["moments"][0].add_(1)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        exchange_data,
+        write_a_row,
+        clear_the_state,
+        write_to_the_state,
+        count_in_the_state,
+        append_to_the_state,
+        write_inside_the_state,
+    ],
+)
 def test_what_is_changed_after_an_interrupted_step_is_seen(snapshots, change):
     model = nn.Linear(1024, 1024)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -339,6 +362,7 @@ def test_what_is_changed_after_an_interrupted_step_is_seen(snapshots, change):
     snapshots.protect("optimizer", optimizer)
     model(torch.ones(1024)).sum().backward()
     optimizer.step()
+    optimizer.state[model.weight].update(count=0, history=[0], moments=[torch.zeros(2)], kind=torch.float32)
     snapshots.begin(1)
     assert snapshots.is_untouched()
     change(model, optimizer)
@@ -363,6 +387,29 @@ def test_optimizer_state_that_a_step_writes_before_its_copy_is_read(snapshots, m
     snapshots.wait()
     assert 1 not in snapshots.held()
     assert not snapshots.is_untouched()
+
+
+def test_values_in_an_optimizers_state_are_those_of_the_end_of_the_step(snapshots, monkeypatch):
+    model = nn.Linear(8, 8)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    snapshots.protect("optimizer", optimizer)
+    trained(snapshots, model)
+    state = optimizer.state[model.weight]
+    state.update(count=0, history=[0])
+    optimizer.state["all"] = {"seen": [0]}
+    submit = snapshots.copy_thread.submit
+
+    def after_a_write(capture):
+        state["count"] += 1
+        state["history"].append(1)
+        optimizer.state["all"]["seen"].append(1)
+        submit(capture)
+
+    monkeypatch.setattr(snapshots.copy_thread, "submit", after_a_write)
+    snapshots.begin(3)
+    snapshots.restore(3)
+    assert dict(optimizer.state[model.weight]) == {"count": 0, "history": [0]}
+    assert optimizer.state["all"] == {"seen": [0]}
 
 
 def test_a_script_that_writes_optimizer_state_early_is_known(snapshots):
