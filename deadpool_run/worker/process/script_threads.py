@@ -18,6 +18,10 @@ from deadpool_run.worker.compat import c10d
 
 _OF_CPP = "_DummyThread"
 """The name of Python's class for threads that it has not started."""
+_OF_TQDM = "TMonitor"
+"""The name of tqdm's class for the thread that looks at progress bars."""
+_NAMES = "deadpool-"
+"""How the names of our own threads begin."""
 
 _loops = threading.main_thread().ident
 _older: WeakKeyDictionary[threading.Thread, weakref.ref[object] | None] = WeakKeyDictionary()
@@ -42,6 +46,18 @@ def is_scripts() -> bool:
     if thread is threading.main_thread():  # it waits while the loop runs in another thread
         return False
     return not (isinstance(thread, OurThread) or type(thread).__name__ == _OF_CPP)
+
+
+def are_running() -> bool:
+    """Return whether there are threads of the script, or of libraries that it uses, which may share objects with it."""
+    return any(
+        thread.ident != _loops and thread is not threading.main_thread() and not _is_alone(thread)
+        for thread in threading.enumerate()
+    )
+
+
+def _is_alone(thread: threading.Thread) -> bool:
+    return thread.name.startswith(_NAMES) or type(thread).__name__ in (_OF_CPP, _OF_TQDM)
 
 
 def is_older() -> bool:

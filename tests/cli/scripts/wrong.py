@@ -57,7 +57,7 @@ def carried_batch(job):
     job.protect(model=model, optimizer=optimizer)
     source = torch.Generator().manual_seed(job.rank)
     job.protect(source=source)
-    inputs = queue.Queue()
+    inputs = queue.SimpleQueue()
     inputs.put(torch.randn(8, 16, generator=source))
     for step in job.steps(STEPS):
         with step:
@@ -98,7 +98,7 @@ def hidden_average(job):
     """The learning rate follows an average of the loss in a queue, whose content no snapshot keeps."""
     model, optimizer = make()
     job.protect(model=model, optimizer=optimizer)
-    averages = queue.Queue()
+    averages = queue.SimpleQueue()
     averages.put(1.0)
     for step in job.steps(STEPS):
         with step:

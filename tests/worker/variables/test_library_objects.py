@@ -23,6 +23,7 @@ import numpy as np
 import pytest
 import torch
 from kit.taken import Taken
+from snapshot_kit import in_child
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -505,19 +506,47 @@ def test_a_restore_names_what_the_loop_has_made_around_a_part_that_no_snapshot_h
     assert run(taken)[0] == ["made"]
 
 
-def test_a_queue_that_the_loop_fills_is_named():
-    def run(taken=None):
-        variables, filled, other = Variables(), queue.Queue(), queue.Queue()
-        variables.begin()
-        if taken is None:
-            filled.put(1)
-            filled.get()
-            return variables.take()
-        variables.put(taken)
-        assert other.empty()
-        return [name.rpartition(".")[2] for name in variables.left_alone]
+def fill_queues(taken=None):
+    """Put and get in two steps. Return the snapshot between them, what is in the queues after its restore, and those left alone."""
+    variables, filled, other = Variables(), queue.Queue(8), [queue.PriorityQueue(), queue.LifoQueue()]
+    filled.put(0)
+    variables.begin()
+    for step in (1, 2) if taken is None else ():
+        filled.put([step])
+        filled.get()
+        other[0].put(-step)
+        other[1].put(step)
+        taken = taken or variables.take()
+    queues = filled, *other
+    variables.put(taken)
+    found = [list(each.queue) for each in queues], [each.unfinished_tasks for each in queues]
+    assert (filled, *other) == queues
+    return taken, found, [name.rpartition(".")[2] for name in variables.left_alone]
 
-    assert run(run()) == ["filled"]
+
+@pytest.mark.usefixtures("_warm")
+def test_queues_that_no_other_thread_uses_come_back():
+    expected = ([[[1]], [-1], [1]], [2, 1, 1]), []
+    taken, *found = in_child(fill_queues)
+    assert tuple(found) == expected
+    assert tuple(in_child(fill_queues, taken)[1:]) == expected
+
+
+def fill_queues_beside_a_thread(taken=None):
+    end = threading.Event()
+    thread = threading.Thread(target=end.wait)
+    thread.start()
+    try:
+        return fill_queues(taken)
+    finally:
+        end.set()
+        thread.join()
+
+
+@pytest.mark.usefixtures("_warm")
+def test_a_queue_that_the_loop_fills_beside_a_thread_is_named():
+    taken, *_ = in_child(fill_queues_beside_a_thread)
+    assert "filled" in in_child(fill_queues_beside_a_thread, taken)[2]
 
 
 def test_a_cache_of_results_that_the_loop_fills_is_named():

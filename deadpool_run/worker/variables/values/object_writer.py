@@ -9,7 +9,7 @@ from torch import nn
 
 from deadpool_run.worker.codec import attributes_of
 from deadpool_run.worker.state.numbered import MadeLater
-from deadpool_run.worker.variables.values.kinds import library_values
+from deadpool_run.worker.variables.values.kinds import library_values, queues
 from deadpool_run.worker.variables.values.kinds.own_objects import (
     attributes_of_container,
     attributes_of_module,
@@ -74,6 +74,9 @@ class ObjectWriter(ABC):
             attributes = attributes_of(value)
             own = [*self._class(kind), list(attributes), self._all(attributes.values())]
             return ["own value", *own, self._write(plain_value(base, value))]
+        if queues.is_kept(value):
+            *parts, content = queues.parts_of(value)
+            return ["queue", *parts, self._all(content)]
         return self._of_library(value) if library_values.is_kept(value) else None
 
     def _weak(self, reference: Any) -> list[Any]:

@@ -17,7 +17,7 @@ from deadpool_run.worker.codec import device_of, tensor_of
 from deadpool_run.worker.state import generators
 from deadpool_run.worker.state.numbered import MadeLater
 from deadpool_run.worker.variables.values import sets
-from deadpool_run.worker.variables.values.kinds import distributed_tensors, functions, iterators, library_values
+from deadpool_run.worker.variables.values.kinds import distributed_tensors, functions, iterators, library_values, queues
 from deadpool_run.worker.variables.values.kinds.own_objects import (
     TABLES,
     are_same,
@@ -199,6 +199,9 @@ class ValueReader:
                 return int(parts[0])
             case "complex":
                 return complex(*parts)
+            case "queue":
+                kind, limit, unfinished, content = parts
+                return queues.filled(into, kind, limit, unfinished, [self.read(each) for each in content])
             case "own value":
                 return self._own_value(parts, into)
             case "tensor":
