@@ -258,6 +258,8 @@ class _Inside:
             parts += dict.items(value) if container is dict else enumerate(container.__iter__(value))
         elif kind is GeneratorType and value.gi_frame is not None:
             parts += value.gi_frame.f_locals.items()
+        elif not parts and kind.__module__.partition(".")[0] not in _WELL_KNOWN:  # in C, or with slots
+            parts += enumerate(each for each in gc.get_referents(value) if not isinstance(each, type))
         for name, each in parts:
             if len(self.found) >= _MOST_PARTS_INSIDE:
                 return

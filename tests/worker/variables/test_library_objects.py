@@ -594,6 +594,12 @@ def test_loaders_and_loggers_are_left_alone(make):
     assert not variables.keeps(other)
 
 
+class Slotted:
+    """Has no table of attributes, as classes in C and those of xarray do not."""
+
+    __slots__ = ("rows",)
+
+
 class Left(Bar):
     """An object that snapshots leave alone, because it has a file, with parts of many kinds inside."""
 
@@ -601,10 +607,11 @@ class Left(Bar):
         super().__init__()
         self.inside = {"list": [{"n": 0}], "deque": deque([Averager()]), "text": "a" * 5000, "model": nn.Linear(1, 1)}
         self.array, self.drawn = np.zeros((3, 3)), (random.Random(1), np.random.default_rng(1))
-        self.items, self.itself = (n for n in [1, 2, 3]), self
+        self.items, self.itself, self.slotted = (n for n in [1, 2, 3]), self, Slotted()
+        self.slotted.rows = [np.zeros(2)]
 
 
-Left.__module__ = "of.a.library"
+Left.__module__ = Slotted.__module__ = "of.a.library"
 
 
 def add_to_a_dict(left):
@@ -636,8 +643,22 @@ def go_on(left):
     next(left.items)
 
 
+def add_to_a_slot(left):
+    left.slotted.rows.append(np.zeros(2))
+
+
 @pytest.mark.parametrize(
-    "change", [add_to_a_dict, count_in_a_deque, lengthen_a_text, write_to_a_parameter, write_to_an_array, draw, go_on]
+    "change",
+    [
+        add_to_a_dict,
+        count_in_a_deque,
+        lengthen_a_text,
+        write_to_a_parameter,
+        write_to_an_array,
+        draw,
+        go_on,
+        add_to_a_slot,
+    ],
 )
 def test_a_change_inside_an_object_that_is_left_alone_is_seen(change):
     variables, left, other = Variables(), Left(), Left()
