@@ -64,7 +64,9 @@ class DataWriter:
         if (of_state := self.kept_elsewhere(value)) is not None:
             return of_state
         if not is_dense(value):
-            raise UnkeptDataError(f"it is a {type(value).__name__} of layout {value.layout} on {value.device}")
+            raise UnkeptDataError(
+                f"it is a {type(value).__name__} of {value.dtype} with layout {value.layout} on {value.device}"
+            )
         if is_freed(value):
             raise OpaqueError
         self.count(value.nbytes)
