@@ -32,7 +32,7 @@ from deadpool_run.worker.state import generators
 from deadpool_run.worker.variables.values.kinds.functions import CODE
 from deadpool_run.worker.variables.values.kinds.iterators import is_iterator, progress_of
 from deadpool_run.worker.variables.values.objects import OpaqueError, UnkeptDataError
-from deadpool_run.worker.variables.values.tensors import is_data, is_numeric_array, sample_of_array
+from deadpool_run.worker.variables.values.tensors import is_data, is_numeric_array, is_object_array, sample_of_array
 from deadpool_run.worker.variables.values.writer import ValueWriter
 
 _MOST_PARTS = 256
@@ -256,6 +256,8 @@ class _Inside:
         container = next((each for each in (dict, list, tuple, deque) if issubclass(kind, each)), None)
         if container is not None:
             parts += dict.items(value) if container is dict else enumerate(container.__iter__(value))
+        elif is_object_array(value):
+            parts += enumerate(value.flat)
         elif kind is GeneratorType and value.gi_frame is not None:
             parts += value.gi_frame.f_locals.items()
         elif not parts and kind.__module__.partition(".")[0] not in _WELL_KNOWN:  # in C, or with slots

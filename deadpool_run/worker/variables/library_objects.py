@@ -24,7 +24,7 @@ from deadpool_run.worker.state import generators
 from deadpool_run.worker.variables.modules import LEAVES
 from deadpool_run.worker.variables.values.kinds.library_values import is_immutable, is_kept
 from deadpool_run.worker.variables.values.kinds.own_objects import is_plain
-from deadpool_run.worker.variables.values.tensors import is_array_type, is_numeric_array
+from deadpool_run.worker.variables.values.tensors import is_array_type, is_numeric_array, is_object_array
 from deadpool_run.worker.variables.values.writer import SEQUENCES
 
 _SEQUENCES = frozenset(SEQUENCES.values())
@@ -81,11 +81,20 @@ class _Search:
         return self._is_table_of_values(kind, value, depth)
 
     def _is_table_of_values(self, kind: type, value: Any, depth: int) -> bool:
-        """Return whether a value of a library's own class of containers has only values: settings, say. Runs no code of the class."""
+        """Return whether a value of a library's own class of containers, or an array of objects, has only values: settings, say.
+
+        Runs no code of the class.
+        """
         base: Any = next((each for each in (dict, list, tuple) if issubclass(kind, each)), None)
-        if base is None or depth == _DEEPEST or base.__len__(value) > _MOST_PARTS:
+        is_array = is_object_array(value)
+        if (
+            not (base or is_array)
+            or depth == _DEEPEST
+            or (value.size if is_array else base.__len__(value)) > _MOST_PARTS
+        ):
             return False
-        inside = [*dict.keys(value), *dict.values(value)] if base is dict else list(base.__iter__(value))
+        items = value.flat if is_array else base.__iter__(value)
+        inside = [*dict.keys(value), *dict.values(value)] if base is dict else list(items)
         return all(self.is_value(each, depth + 1, objects=False) for each in (*inside, *table_of(value).values()))
 
     def _is_object_of_values(self, kind: type, value: Any) -> bool:

@@ -189,6 +189,7 @@ TABLES = {
     "settings": Settings(width=3, kinds=["a", "b"], inner={"depth": 2}),
     "a dict with defaults": defaultdict(dict, {"a": {"b": 1}}),
     "a named tuple": Pair(1, 0.5),
+    "an array of objects": np.array([[1], {"a": None}], dtype=object),
 }
 
 
@@ -201,7 +202,8 @@ def test_its_values_come_back_beside_a_table_of_settings(table, rehearsed):
 
 
 def test_a_table_with_anything_else_is_left_alone():
-    for table in (Settings(queue=queue.Queue()), defaultdict(list, {"a": [iter("abc")]})):
+    lists = np.array([[iter("abc")], []], dtype=object)
+    for table in (Settings(queue=queue.Queue()), defaultdict(list, {"a": [iter("abc")]}), lists):
         assert run(Taken(), steps=3, where=as_variable, table=table)[0] == 4
 
 
@@ -608,7 +610,7 @@ class Left(Bar):
         self.inside = {"list": [{"n": 0}], "deque": deque([Averager()]), "text": "a" * 5000, "model": nn.Linear(1, 1)}
         self.array, self.drawn = np.zeros((3, 3)), (random.Random(1), np.random.default_rng(1))
         self.items, self.itself, self.slotted = (n for n in [1, 2, 3]), self, Slotted()
-        self.slotted.rows = [np.zeros(2)]
+        self.slotted.rows, self.objects = [np.zeros(2)], np.array([[1], None], dtype=object)
 
 
 Left.__module__ = Slotted.__module__ = "of.a.library"
@@ -647,6 +649,10 @@ def add_to_a_slot(left):
     left.slotted.rows.append(np.zeros(2))
 
 
+def add_to_an_array_of_objects(left):
+    left.objects[0].append(2)
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -658,6 +664,7 @@ def add_to_a_slot(left):
         draw,
         go_on,
         add_to_a_slot,
+        add_to_an_array_of_objects,
     ],
 )
 def test_a_change_inside_an_object_that_is_left_alone_is_seen(change):

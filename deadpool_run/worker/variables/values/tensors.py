@@ -216,6 +216,11 @@ def is_numeric_array(value: Any) -> bool:
     return value.dtype.kind in _NUMERIC or (value.dtype.fields is not None and not value.dtype.hasobject)
 
 
+def is_object_array(value: Any) -> bool:
+    """Return whether a value is an array of any objects."""
+    return is_array(value) and type(value).__name__ == "ndarray" and value.dtype.hasobject and not value.dtype.fields
+
+
 def is_array_type(value: Any) -> bool:
     """Return whether a value is the type of an array's elements. It never changes."""
     numpy = sys.modules.get("numpy")

@@ -35,6 +35,7 @@ from deadpool_run.worker.variables.values.tensors import (
     TensorCopy,
     is_array,
     is_data,
+    is_object_array,
 )
 from deadpool_run.worker.variables.values.views import layout_of
 
@@ -238,7 +239,7 @@ class ValueWriter(ObjectWriter):
         if issubclass(kind, Tensor):  # false for a weak proxy
             return self._distributed(value) or self._data.tensor(value)
         if is_array(value):
-            if value.dtype.hasobject and kind.__name__ == "ndarray" and not value.dtype.fields:
+            if is_object_array(value):
                 return ["objects", list(value.shape), self._all(value.reshape(-1).tolist())]
             return self._data.array(value)
         if isinstance(value, LostValue):
