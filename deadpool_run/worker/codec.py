@@ -24,7 +24,8 @@ _TAG = "!"
 _REMEDY = "Let state_dict() return tensors, numbers, strings, lists and dicts instead."
 _PLAIN = frozenset({type(None), bool, int, str})
 """Their values are their own JSON."""
-_ATOMS = frozenset({type(None), bool, int, float, str, bytes, complex, torch.dtype, torch.device})
+ATOMS = frozenset({type(None), bool, int, float, str, bytes, complex, torch.dtype, torch.device})
+"""Types of immutable values without parts."""
 
 
 def raw_bytes(tensor: Tensor) -> bytes:
@@ -103,7 +104,7 @@ def tensors_in(tree: Any) -> Iterator[Tensor]:
 def copied(tree: Any) -> Any:
     """Return a deep copy of `tree`. Tensors are cloned on their device."""
     kind = type(tree)
-    if kind in _ATOMS:
+    if kind in ATOMS:
         return tree
     if kind in (dict, OrderedDict):
         return kind((key, copied(value)) for key, value in tree.items())

@@ -339,6 +339,10 @@ def append_to_the_state(model, optimizer):
     optimizer.state[model.weight]["history"].append(1)
 
 
+def negate_a_zero(model, optimizer):
+    optimizer.state[model.weight]["zero"] = -0.0
+
+
 def write_inside_the_state(model, optimizer):
     optimizer.state[model.weight]["moments"][0].add_(1)
 
@@ -352,6 +356,7 @@ def write_inside_the_state(model, optimizer):
         write_to_the_state,
         count_in_the_state,
         append_to_the_state,
+        negate_a_zero,
         write_inside_the_state,
     ],
 )
@@ -362,7 +367,7 @@ def test_what_is_changed_after_an_interrupted_step_is_seen(snapshots, change):
     snapshots.protect("optimizer", optimizer)
     model(torch.ones(1024)).sum().backward()
     optimizer.step()
-    optimizer.state[model.weight].update(count=0, history=[0], moments=[torch.zeros(2)], kind=torch.float32)
+    optimizer.state[model.weight].update(count=0, history=[0], zero=0.0, moments=[torch.zeros(2)], kind=torch.float32)
     snapshots.begin(1)
     assert snapshots.is_untouched()
     change(model, optimizer)
