@@ -15,25 +15,21 @@ class MarkedStream:
     """A text stream that prefixes each line while `on`, and passes everything through while not."""
 
     def __init__(self, stream: TextIO, prefix: str = REHEARSAL) -> None:
-        self._stream = stream
+        self.inner = stream
+        """The stream itself."""
         self._at_line_start = True
         self.prefix = prefix
         self.on = True
 
-    @property
-    def inner(self) -> TextIO:
-        """The stream itself."""
-        return self._stream
-
     def write(self, text: str) -> int:
         """Write, marked. Returns the number of characters of `text`."""
         if not self._marks() or not text:
-            return self._stream.write(text)
+            return self.inner.write(text)
         body = text.removesuffix("\n")  # only a line feed starts a line, not the carriage return of a progress bar
         ending = text[len(body) :]
         marked = (self.prefix if self._at_line_start else "") + body.replace("\n", "\n" + self.prefix) + ending
         self._at_line_start = text.endswith("\n")
-        self._stream.write(marked)
+        self.inner.write(marked)
         return len(text)
 
     def writelines(self, lines: list[str]) -> None:
@@ -45,7 +41,7 @@ class MarkedStream:
         return self.on and (self.prefix != INTERRUPTED or threading.current_thread() is threading.main_thread())
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
+        return getattr(self.inner, name)
 
 
 def install(prefix: str = REHEARSAL) -> None:
@@ -53,7 +49,8 @@ def install(prefix: str = REHEARSAL) -> None:
     for name in _STREAMS:
         stream = getattr(sys, name)
         if isinstance(stream, MarkedStream) and stream.on:
-            stream.prefix = REHEARSAL if prefix == REHEARSAL else stream.prefix
+            if prefix == REHEARSAL:
+                stream.prefix = prefix
             continue
         inner = _inner_of(stream)
         marked = MarkedStream(inner, prefix)

@@ -32,7 +32,7 @@ from deadpool_run.worker.variables.values.layouts import into_array, into_tensor
 from deadpool_run.worker.variables.values.lost import raise_refused
 from deadpool_run.worker.variables.values.objects import Objects, OpaqueError, class_of_name
 from deadpool_run.worker.variables.values.plain import FACTORIES
-from deadpool_run.worker.variables.values.tensors import TensorCopy
+from deadpool_run.worker.variables.values.tensors import TensorCopy, is_object_array
 from deadpool_run.worker.variables.values.unkept import with_lost_graph
 from deadpool_run.worker.variables.values.views import view_of
 from deadpool_run.worker.variables.values.writer import DICTS, SEQUENCES
@@ -345,7 +345,7 @@ def _factory(parts: list[Any]) -> type:
 
 def _objects(shape: list[int], nodes: list[Any], *, into: Any, read: Callable[[Any], Any]) -> Any:
     numpy = sys.modules["numpy"]
-    is_like = type(into) is numpy.ndarray and into.dtype.hasobject and list(into.shape) == shape
+    is_like = is_object_array(into) and list(into.shape) == shape
     found = into if is_like else numpy.empty(shape, object)
     for at, node in zip(numpy.ndindex(*shape), nodes, strict=True):
         found[at] = read(node)
