@@ -13,6 +13,7 @@ import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pickle import PicklingError, UnpicklingError
+from types import GetSetDescriptorType, MemberDescriptorType
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from deadpool_run.errors import ScriptError, SnapshotError
 _TAG = "!"
 _REMEDY = "Let state_dict() return tensors, numbers, strings, lists and dicts instead."
 _PLAIN = frozenset({type(None), bool, int, str})
+_TABLES = frozenset({GetSetDescriptorType, MemberDescriptorType})
 """Their values are their own JSON."""
 ATOMS = frozenset({type(None), bool, int, float, str, bytes, complex, torch.dtype, torch.device})
 """Types of immutable values without parts."""
@@ -68,12 +70,19 @@ def attributes_of(value: Any) -> dict[str, Any]:
 
 
 def table_of(value: Any) -> dict[str, Any]:
-    """Return the table of an object's attributes, without those in slots. No code of its class is run, not even a proxy's."""
-    try:
-        found: dict[str, Any] = object.__getattribute__(value, "__dict__")
-    except AttributeError:
-        return {}
-    return found
+    """Return the table of an object's attributes, without those in slots. No code of its class is run, not even a proxy's.
+
+    Empty for a class that has a property in its place.
+    """
+    return object.__getattribute__(value, "__dict__") if _has_table(type(value)) else {}
+
+
+def _has_table(kind: type) -> bool:
+    """Return whether the objects of a class have a table of attributes that its class has not hidden behind a property."""
+    for each in kind.__mro__:
+        if "__dict__" in each.__dict__:
+            return type(each.__dict__["__dict__"]) in _TABLES
+    return False
 
 
 def objects_in(obj: object, depth: int = 4) -> Iterator[object]:

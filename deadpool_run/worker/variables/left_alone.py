@@ -95,7 +95,7 @@ def fingerprint_of(value: Any) -> str:
         return str(value.cache_info().misses)
     if issubclass(kind, _OTHER) or kind.__module__.partition(".")[0] in _WELL_KNOWN:
         return next((_sign(sign, value) for is_of, sign in _SIGNS if is_of(kind)), "")
-    found = {name: _shape(each) for name, each in list(table_of(value).items())[:_MOST_PARTS]}
+    found = {name: _shape(each) for name, each in list(table_of(value).items())[:_MOST_PARTS] if type(name) is str}
     if issubclass(kind, dict):
         found |= {f"[{key!r}]": _shape(each) for key, each in list(dict.items(value))[:_MOST_PARTS] if type(key) is str}
     found["len"] = _shape(value)

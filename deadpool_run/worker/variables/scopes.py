@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
+from deadpool_run.worker.codec import table_of
 from deadpool_run.worker.compat.loaders import all_workers, set_all_workers
 from deadpool_run.worker.process.frames import (
     closed_over,
@@ -64,7 +65,6 @@ from deadpool_run.worker.variables.values.kinds.functions import (
 )
 from deadpool_run.worker.variables.values.kinds.library_values import is_immutable
 from deadpool_run.worker.variables.values.kinds.own_objects import (
-    attributes_of_container,
     container_of,
     content_of,
     is_own,
@@ -216,8 +216,9 @@ class Scopes:
             self._look_at_own(name, kind, value)
 
     def _look_at_container(self, name: str, kind: type, value: Any) -> None:
-        if issubclass(kind, dict) and has_only_names(value):
-            self._add_own_dict(name, kind, value)
+        base = dict if kind is dict else container_of(kind, self.modules, libraries=True)
+        if base is not None and issubclass(base, dict) and has_only_names(value):
+            self._add_own_dict(name, value, base)
         else:
             self._look_at_parts(name, value)
             if kind not in PLAIN:
@@ -354,12 +355,10 @@ class Scopes:
                 children = ModulesInside(each)
                 self._found.add(Scope(f"{name}{path}, modules", children.read, children.write, children.remove))
 
-    def _add_own_dict(self, name: str, kind: type, value: Any) -> None:
-        base = dict if kind is dict else container_of(kind, self.modules)
-        if base is not None:
-            self._add_dict(name, value, value, base)
-            if kind is not dict and attributes_of_container(value):
-                self._found.add(Scope(f"{name}, attributes", DictVariables(vars(value)).read, vars(value).update))
+    def _add_own_dict(self, name: str, value: Any, base: Any) -> None:
+        self._add_dict(name, value, value, base)
+        if (table := table_of(value)) and table is not value:
+            self._found.add(Scope(f"{name}, attributes", DictVariables(table).read, table.update))
 
     def _add_dict(self, name: str, value: Any, content: dict[str, Any], base: Any = dict) -> None:
         """Add an object whose variables are in a dict. The methods of `base` read and set it, not those of the script's class."""

@@ -1,14 +1,14 @@
 """Which values are as they were, by the identities of what is in them: much cheaper than to write them again in each step."""
 
 import operator
-from collections import OrderedDict, deque
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Collection
 from typing import Any
 
 from deadpool_run.worker.codec import table_of
 from deadpool_run.worker.variables.modules import LEAVES
 from deadpool_run.worker.variables.values.kinds.library_values import is_immutable
-from deadpool_run.worker.variables.values.kinds.own_objects import is_own, is_plain
+from deadpool_run.worker.variables.values.kinds.own_objects import base_of_container, container_of, is_own, is_plain
 from deadpool_run.worker.variables.values.tensors import is_data
 
 _LISTS, _DICTS = frozenset({list, tuple, set, frozenset, deque}), frozenset({dict, OrderedDict})
@@ -31,7 +31,9 @@ def parts_of(value: Any, own: Collection[str], is_kept: Callable[[Any], bool]) -
         kind = type(each)
         if kind in LEAVES or id(each) in found or is_immutable(each) or (each is not value and is_kept(each)):
             continue
-        is_readable = kind in _LISTS or kind in _DICTS or (is_own(kind, own) and is_plain(kind))
+        is_readable = (
+            kind in _LISTS or kind in _DICTS or (is_own(kind, own) and is_plain(kind)) or _is_derived(kind, own)
+        )
         if not is_readable or len(found) == _MOST:
             return None
         items = _items_of(each)
@@ -58,10 +60,21 @@ def _is_data(value: Any) -> bool:
     return type(value) in LEAVES or is_data(value)
 
 
+def _is_derived(kind: type, own: Collection[str]) -> bool:
+    """Return whether all state of a derived container is in items and attributes. A `defaultdict` has its default as well."""
+    return container_of(kind, own, libraries=True) is not None and not issubclass(kind, defaultdict)
+
+
 def _items_of(value: Any) -> tuple[Any, ...]:
-    """Return what is in a container, or the attributes of an object with their names."""
+    """Return what is in a container, and the attributes of any other object with their names."""
     kind = type(value)
     if kind in _LISTS:
         return tuple(value)
-    table = value if kind in _DICTS else table_of(value)
-    return (*table, *table.values())
+    if kind in _DICTS:
+        return (*value, *value.values())
+    table = table_of(value)
+    attributes = (*table, *table.values())
+    base = base_of_container(kind)
+    if base is None:
+        return attributes
+    return (*attributes, *base.__iter__(value), *(base.values(value) if issubclass(base, dict) else ()))

@@ -439,9 +439,10 @@ def test_the_environment_is_left_alone(monkeypatch):
 
 
 class Register(dict):
-    """A container of a library, with an attribute."""
+    """A container of a library, with an attribute and a file."""
 
     def __init__(self):
+        super().__init__({0: sys.stderr})
         self.calls = 0
 
     def add(self):

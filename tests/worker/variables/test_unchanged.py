@@ -1,7 +1,7 @@
 """Which values are as they were, by the identities of what is in them."""
 
 import random
-from collections import OrderedDict, deque
+from collections import OrderedDict, defaultdict, deque
 from dataclasses import dataclass, field
 
 import pytest
@@ -17,6 +17,22 @@ class Size:
 
 
 class Other:
+    pass
+
+
+class OwnDict(dict):
+    pass
+
+
+class OwnOrdered(OrderedDict):
+    pass
+
+
+class OwnList(list):
+    pass
+
+
+class OwnDefaults(defaultdict):
     pass
 
 
@@ -44,6 +60,10 @@ CHANGES = {
     "a dict in an object": (lambda: [Size(1, {"a": 1})], lambda value: value[0].more.clear()),
     "the table of an object": (lambda: [Other()], lambda value: setattr(value[0], "__dict__", {"a": 1})),
     "the class of an object": (lambda: [Other()], lambda value: setattr(value[0], "__class__", Another)),
+    "an item of a derived dict": (lambda: OwnDict(a=[1]), lambda value: value["a"].append(2)),
+    "an attribute of a derived dict": (lambda: OwnDict(a=1), lambda value: setattr(value, "n", 2)),
+    "the order of a derived ordered dict": (lambda: OwnOrdered(a=1, b=2), lambda value: value.move_to_end("a")),
+    "an item of a derived list": (lambda: [OwnList([1])], lambda value: value[0].append(2)),
     "in a circle": (lambda: circle([1]), lambda value: value[0].append(2)),
 }
 
@@ -80,6 +100,7 @@ def test_a_value_that_never_changes(value):
         {"a": [Slots()]},
         [iter([])],
         [random.Random(1)],
+        [OwnDefaults(list)],
         [[n] for n in range(300)],
         print,
     ],

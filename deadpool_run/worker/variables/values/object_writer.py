@@ -68,7 +68,7 @@ class ObjectWriter(ABC):
             return self._weak(value)
         if is_plain_of_library(kind) and self._is_new(value):
             return self._object_of_library(kind, value)
-        if (base := container_of(kind, self._own, libraries=self._is_new(value))) is not None:
+        if (base := container_of(kind, self._own, libraries=True)) is not None and self._is_container_kept(kind, value):
             return self._own_container(kind, base, value)
         if (base := immutable_base_of(kind, self._own)) is not None:
             attributes = attributes_of(value)
@@ -94,6 +94,14 @@ class ObjectWriter(ABC):
     def _is_new(self, value: Any) -> bool:
         """Return whether an object was made after the loop began. False if that makes no difference to this writer."""
         return self._made_later is not None and (self._objects is None or self._objects.name_of(value) is None)
+
+    def _is_container_kept(self, kind: type, value: Any) -> bool:
+        """Return whether a container is the script's, new, or had only values in set-up. Others belong to a library."""
+        return kind.__module__ in self._own or self._is_new(value) or self._had_only_values(value)
+
+    @abstractmethod
+    def _had_only_values(self, value: Any) -> bool:
+        """Return whether an object of set-up had only values when it was written first."""
 
     def _kept_whole(self, values: Iterable[Any]) -> list[Any]:
         """Return the nodes of parts. Raises `OpaqueError` if one of them cannot be kept."""

@@ -123,6 +123,10 @@ class Objects:
         found = self._objects.get(name)
         return found() if type(found) is weakref.ReferenceType else found
 
+    def has_content(self, name: str) -> bool:
+        """Return whether an object other than data was noted with its content, not only by name."""
+        return type(self._objects.get(name)) is not weakref.ReferenceType
+
     def get(self, name: str) -> Any:
         """Return the object. Raises `KeyError` if this process has none of that name."""
         found = self.named(name)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from deadpool_run.worker.codec import device_of, tensor_of
+from deadpool_run.worker.codec import device_of, table_of, tensor_of
 from deadpool_run.worker.state import generators
 from deadpool_run.worker.state.numbered import MadeLater
 from deadpool_run.worker.variables.values import sets
@@ -21,6 +21,7 @@ from deadpool_run.worker.variables.values.kinds import distributed_tensors, func
 from deadpool_run.worker.variables.values.kinds.own_objects import (
     TABLES,
     are_same,
+    empty_container,
     immutable_base_of,
     made,
     plain_value,
@@ -283,8 +284,8 @@ class ValueReader:
             _fill(target, SEQUENCES[tag], [self.read(each) for each in content[0]])
         else:
             _fill(target, DICTS[tag], self._items(content))
-        if vars(target) is not target:
-            vars(target).clear()
+        if (table := table_of(target)) is not target:
+            table.clear()
             set_attributes(target, attributes)
         return target
 
@@ -292,7 +293,7 @@ class ValueReader:
         """Return `into` if it is alike, else an empty container of the script's class."""
         module, name, _, _, (_, *content) = parts
         kind = self._class(module, name)
-        made = kind.__new__(kind)
+        made = empty_container(kind)
         is_alike = type(into) is kind
         if isinstance(made, deque):
             deque.__init__(made, (), content[1])

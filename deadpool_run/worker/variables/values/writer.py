@@ -338,6 +338,18 @@ class ValueWriter(ObjectWriter):
         named = (self._named.name_of(value), self._references.name_of(value))
         return is_named or id(value) in self._made or named != (None, None)
 
+    def _had_only_values(self, value: Any) -> bool:
+        if self._objects is not None and not self._noting and (name := self._objects.name_of(value)) is not None:
+            return self._objects.has_content(name)
+        if self._objects is None and self._must_be_whole:
+            return True  # its parts will show
+        trial = ValueWriter(None, self._named, self._own, references=self._references)
+        try:
+            trial._kept_whole([value])
+        except OpaqueError:
+            return False
+        return True
+
     def _numbers_of(self, columns: Iterable[Iterable[Any]]) -> list[list[Any]]:
         """Return the numbers of a large container that has only numbers, at C speed."""
         found = [list(column) for column in columns]

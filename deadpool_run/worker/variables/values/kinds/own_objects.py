@@ -6,8 +6,8 @@ import random
 import sys
 from argparse import Namespace
 from collections import ChainMap, OrderedDict, UserDict, UserList, deque
-from collections.abc import Callable, Collection, Mapping
-from types import FunctionType, MemberDescriptorType, SimpleNamespace
+from collections.abc import Callable, Collection, Iterator, Mapping
+from types import BuiltinFunctionType, FunctionType, MemberDescriptorType, SimpleNamespace
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary
 
@@ -139,6 +139,11 @@ def set_attributes_of_module(module: nn.Module, attributes: Mapping[str, Any]) -
     vars(module).update(attributes)
 
 
+def base_of_container(kind: type) -> Any:
+    """Return the class of `_CONTAINERS` from which a class derives; None for other classes."""
+    return next((each for each in _CONTAINERS if issubclass(kind, each)), None)
+
+
 def container_of(kind: type, modules: Collection[str], *, libraries: bool = False) -> Any:
     """Return the class of `_CONTAINERS` from which the script, or a library, derives a container class; None for other classes."""
     if (
@@ -148,9 +153,16 @@ def container_of(kind: type, modules: Collection[str], *, libraries: bool = Fals
         or any(vars(each).get("__slots__") for each in kind.__mro__)
     ):
         return None
-    base = next((each for each in _CONTAINERS if issubclass(kind, each)), None)
-    is_plain = base is not None and kind.__new__ is base.__new__ and kind.__reduce_ex__ is object.__reduce_ex__
-    return base if is_plain else None
+    base = base_of_container(kind)
+    maker: Any = kind.__new__
+    is_plain = base is not None and (maker is base.__new__ or not isinstance(maker, BuiltinFunctionType))
+    return base if is_plain and kind.__reduce_ex__ is object.__reduce_ex__ else None
+
+
+def empty_container(kind: type) -> Any:
+    """Return an empty container of such a class. No code of the class is run."""
+    makers: Iterator[Any] = (each.__new__ for each in kind.__mro__)
+    return next(each for each in makers if isinstance(each, BuiltinFunctionType))(kind)
 
 
 _PLAIN_VALUES: dict[Any, Callable[[Any], Any]] = {
@@ -186,7 +198,7 @@ def are_same(one: Any, other: Any) -> bool:
 
 def attributes_of_container(value: Any) -> dict[str, Any]:
     """Return the attributes of a container of the script's; an empty dict if its items are its attributes."""
-    found: dict[str, Any] = vars(value)
+    found = table_of(value)
     return {} if found is value else dict(found)
 
 
