@@ -7,10 +7,11 @@ dtypes, sizes) are saved with `torch.save`. A JSON object with the key `!` encod
 import ast
 import copy
 import ctypes
+import enum
 import io
 import math
 import sys
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pickle import PicklingError, UnpicklingError
 from types import GetSetDescriptorType, MemberDescriptorType
@@ -18,14 +19,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from deadpool_run.errors import ScriptError, SnapshotError
 
 _TAG = "!"
 _REMEDY = "Let state_dict() return tensors, numbers, strings, lists and dicts instead."
 _PLAIN = frozenset({type(None), bool, int, str})
-_TABLES = frozenset({GetSetDescriptorType, MemberDescriptorType})
 """Their values are their own JSON."""
+_TABLES = frozenset({GetSetDescriptorType, MemberDescriptorType})
+_OBJECT: Any = object
 ATOMS = frozenset({type(None), bool, int, float, str, bytes, complex, torch.dtype, torch.device})
 """Types of immutable values without parts."""
 
@@ -85,6 +88,38 @@ def _has_table(kind: type) -> bool:
     return False
 
 
+class _Simple:
+    """A class without a part written in C."""
+
+
+def is_simple_object(value: Any) -> bool:
+    """Return whether all state of an object is in its attributes, and every process finds its class by name. A module is not one."""
+    kind = type(value)
+    return (
+        (kind.__basicsize__, kind.__dictoffset__, kind.__weakrefoffset__)
+        == (_Simple.__basicsize__, _Simple.__dictoffset__, _Simple.__weakrefoffset__)
+        and (kind.__reduce_ex__, kind.__reduce__) == (_OBJECT.__reduce_ex__, _OBJECT.__reduce__)
+        and not hasattr(kind, "__del__")
+        and not isinstance(value, nn.Module | Optimizer | enum.Enum)
+        and class_of_name(kind.__module__, kind.__qualname__) is kind
+    )
+
+
+def simple_object(kind: Any, attributes: Mapping[str, Any]) -> Any:
+    """Return a new object of such a class. No code of the class is run."""
+    made = object.__new__(kind)
+    table_of(made).update(attributes)
+    return made
+
+
+def class_of_name(module: str, name: str) -> Any:
+    """Return the class of this name in a Python module; None if there is none."""
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found if isinstance(found, type) else None
+
+
 def objects_in(obj: object, depth: int = 4) -> Iterator[object]:
     """Yield an object and those that it refers to, so many levels deep: in attributes, dicts, lists, tuples and sets, not in modules."""
     yield obj
@@ -102,27 +137,29 @@ def objects_in(obj: object, depth: int = 4) -> Iterator[object]:
 
 
 def tensors_in(tree: Any) -> Iterator[Tensor]:
-    """Yield the tensors of nested dicts, lists and tuples."""
+    """Yield the tensors of nested dicts, lists, tuples and deques."""
     if isinstance(tree, Tensor):
         yield tree
-    elif isinstance(tree, Mapping | list | tuple):
+    elif isinstance(tree, Mapping | list | tuple | deque):
         for value in tree.values() if isinstance(tree, Mapping) else tree:
             yield from tensors_in(value)
 
 
-def copied(tree: Any) -> Any:
-    """Return a deep copy of `tree`. Tensors are cloned on their device."""
-    kind = type(tree)
+def copied(tree: Any, memo: dict[int, Any] | None = None) -> Any:
+    """Return a deep copy of `tree`. Tensors are cloned on their device. With one `memo` for several trees, an object is copied once."""
+    kind, memo = type(tree), {} if memo is None else memo
     if kind in ATOMS:
         return tree
     if kind in (dict, OrderedDict):
-        return kind((key, copied(value)) for key, value in tree.items())
+        return kind((key, copied(value, memo)) for key, value in tree.items())
     if kind in (list, tuple):
-        return kind([copied(value) for value in tree])
+        return kind([copied(value, memo) for value in tree])
+    if kind is deque:
+        return deque((copied(value, memo) for value in tree), tree.maxlen)
     if isinstance(tree, Tensor):
         return tree.detach().clone()
     try:
-        return copy.deepcopy(tree)
+        return copy.deepcopy(tree, memo)
     except TypeError as error:
         raise ScriptError(
             f"a {kind.__module__}.{kind.__qualname__} in the state of a protected object cannot be copied: {error}.\n{_REMEDY}"
@@ -135,6 +172,8 @@ class TreeWriter:
     def __init__(self) -> None:
         self.blobs: list[bytes] = []
         self.tensors: list[Tensor] = []
+        self._objects: dict[int, Any] = {}
+        """The objects so far, by identity."""
 
     def encode(self, tree: Any, path: str) -> Any:
         """Return the JSON of `tree`. `path` names it in the `ScriptError` for an unsupported value."""
@@ -153,7 +192,7 @@ class TreeWriter:
             ]
         return self._tagged(kind, tree, path)
 
-    def _tagged(self, kind: type, tree: Any, path: str) -> dict[str, Any]:  # noqa: PLR0911 - one line for each kind
+    def _tagged(self, kind: type, tree: Any, path: str) -> dict[str, Any]:  # noqa: C901, PLR0911 - one line for each kind
         if kind is float:
             return {_TAG: "float", "is": repr(tree)}
         if kind is complex:
@@ -163,6 +202,8 @@ class TreeWriter:
         if kind in (dict, OrderedDict):
             items = [[self.encode(key, path), self.encode(value, f"{path}.{key}")] for key, value in tree.items()]
             return {_TAG: kind.__name__, "is": items}
+        if kind is deque:
+            return {_TAG: "deque", "is": self.encode(list(tree), path), "most": tree.maxlen}
         if kind is bytes:
             return {_TAG: "bytes", "at": self._blob(tree)}
         if isinstance(tree, Tensor):
@@ -175,7 +216,23 @@ class TreeWriter:
             return {_TAG: "array", "dtype": tree.dtype.str, "shape": shape, "at": self._blob(tree.tobytes())}
         if kind is torch.device and is_current(tree):
             return {_TAG: "device", "is": name_of_device(tree)}
+        if isinstance(tree, enum.Enum) and _is_found(kind, tree):
+            return {_TAG: "enum", "is": [kind.__module__, kind.__qualname__, tree._name_]}
+        if is_simple_object(tree):
+            return self._object(kind, tree, path)
         return {_TAG: "torch", "at": self._blob(_saved(tree, path))}
+
+    def _object(self, kind: type, value: Any, path: str) -> dict[str, Any]:
+        if id(value) in self._objects:
+            raise ScriptError(
+                f"{path} is an object that the state has in another place, too, and a snapshot would make two of it.\n{_REMEDY}"
+            )
+        self._objects[id(value)] = value
+        return {
+            _TAG: "object",
+            "of": [kind.__module__, kind.__qualname__],
+            "is": self.encode(dict(table_of(value)), path),
+        }
 
     def _blob(self, data: bytes) -> int:
         self.blobs.append(data)
@@ -202,7 +259,7 @@ class TreeReader:
             return {key: self.decode(value, _child(like, key)) for key, value in node.items()}
         return self._untagged(node, like)
 
-    def _untagged(self, node: dict[str, Any], like: Any) -> Any:  # noqa: PLR0911 - one line for each kind
+    def _untagged(self, node: dict[str, Any], like: Any) -> Any:  # noqa: C901, PLR0911 - one line for each kind
         match node[_TAG]:
             case "float":
                 return float(node["is"])
@@ -223,6 +280,8 @@ class TreeReader:
                 return array_of(node["dtype"], node["shape"], self._blob(node["at"]))
             case "device":
                 return device_of(node["is"])
+            case "deque" | "enum" | "object":
+                return self.of_class(node, like)
             case "torch":
                 return torch.load(io.BytesIO(self._blob(node["at"])), weights_only=True)
             case other:
@@ -230,11 +289,37 @@ class TreeReader:
                     f"a snapshot holds a value of the unknown kind {other!r}: another version of deadpool-run wrote it"
                 )
 
+    def of_class(self, node: dict[str, Any], like: Any) -> Any:
+        """Return the value of a node that `weights_only` would not load."""
+        if node[_TAG] == "enum":
+            return _member_of(*node["is"])
+        if node[_TAG] == "deque":
+            return deque(self.decode(node["is"], like), node["most"])
+        kind, attributes = class_of_name(*node["of"]), self.decode(node["is"], table_of(like))
+        if kind is None or not is_simple_object(made := simple_object(kind, attributes)):
+            raise SnapshotError(
+                f"a snapshot holds an object of {'.'.join(node['of'])}, which this process does not have"
+            )
+        return made
+
+
+def _is_found(kind: type, member: enum.Enum) -> bool:
+    """Return whether every process finds a member by the names of its class and itself. Several flags together have no name."""
+    return class_of_name(kind.__module__, kind.__qualname__) is kind and kind.__members__.get(member._name_) is member
+
+
+def _member_of(module: str, name: str, member: str) -> Any:
+    """Return the member of an enumeration. Raises `SnapshotError` if this process does not have it."""
+    kind = class_of_name(module, name)
+    if not (isinstance(kind, enum.EnumType) and member in kind.__members__):
+        raise SnapshotError(f"a snapshot holds {module}.{name}.{member}, and this process has no such member")
+    return kind.__members__[member]
+
 
 def _child(tree: Any, key: Any) -> Any:
     if isinstance(tree, dict):
         return tree.get(key)
-    if isinstance(tree, list | tuple) and isinstance(key, int) and key < len(tree):
+    if isinstance(tree, list | tuple | deque) and isinstance(key, int) and key < len(tree):
         return tree[key]
     return None
 

@@ -140,13 +140,21 @@ def part_of(copy: SlotCopy, owners: Owners, places: Places) -> Part:
     )
 
 
+class _WithoutClasses(TreeReader):
+    """Returns what torch's loader reads with `weights_only`: lists for deques, dicts for objects, names for members of enumerations."""
+
+    def of_class(self, node: dict[str, Any], like: Any) -> Any:
+        """Return such a value."""
+        return node["is"][-1] if node["!"] == "enum" else self.decode(node["is"], like)
+
+
 def hyperparameters(copy: SlotCopy) -> dict[Path, Any]:
     """Return the hyper-parameters of the first rank's optimizers by path.
 
     A manifest does not have the parameters of a group; in an optimizer with one group they are those with state.
     """
     manifest = copy.manifest
-    reader = TreeReader(
+    reader = _WithoutClasses(
         blob=lambda index: copy.raw(*manifest.blobs[index]),
         tensor=lambda index, _like: copy.view(manifest.value_tensors[index]).clone(),
     )

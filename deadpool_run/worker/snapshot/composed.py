@@ -8,10 +8,10 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from deadpool_run.errors import SnapshotError
+from deadpool_run.worker.codec import class_of_name
 from deadpool_run.worker.compat.modules import local
 from deadpool_run.worker.compat.placements import from_shard, parse_placements
 from deadpool_run.worker.snapshot.slot_memory import dtype_of
-from deadpool_run.worker.variables.values.objects import class_of_name
 
 
 def made_of(form: dict[str, Any], like: Tensor) -> Tensor:

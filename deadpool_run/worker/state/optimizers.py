@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from deadpool_run.errors import SnapshotError
 from deadpool_run.vault.segments import SlotRole
-from deadpool_run.worker.codec import copied
+from deadpool_run.worker.codec import copied, is_simple_object, table_of
 from deadpool_run.worker.compat.wrapper_tensors import form_of, is_composed, parts_of
 
 _OF_SCALERS = ("grad_scale", "found_inf")
@@ -128,10 +128,9 @@ class OptimizerState:
             for parameter in group["params"]:
                 rest = values["state"].get(names[id(parameter)])
                 state = self.state.get(parameter, {})
-                for key in [k for k, v in state.items() if not _is_heavy(k, v)]:
-                    del state[key]
+                live = {key: state.pop(key) for key in [k for k, v in state.items() if not _is_heavy(k, v)]}
                 if rest is not None:
-                    self.state[parameter].update(rest)
+                    self.state[parameter].update((key, _put_into(live.get(key), value)) for key, value in rest.items())
                 elif not state:
                     self.state.pop(parameter, None)
         for key, shared in values["shared"].items():
@@ -173,8 +172,9 @@ class OptimizerState:
 
     def take(self) -> list[dict[str, Any]]:
         """Return a copy of the hyper-parameters of each group."""
+        memo: dict[int, Any] = {}
         return [
-            {key: copied(value) for key, value in group.items() if key not in ("params", "param_names")}
+            {key: copied(value, memo) for key, value in group.items() if key not in ("params", "param_names")}
             for group in self.optimizer.param_groups
         ]
 
@@ -193,6 +193,15 @@ class OptimizerState:
                     live.copy_(value)
                 else:
                     group[key] = copied(value)
+
+
+def _put_into(live: Any, value: Any) -> Any:
+    """Return the live object with the attributes of a restored one: a script may refer to it. Any other value is returned as it is."""
+    if type(live) is not type(value) or not is_simple_object(value):
+        return value
+    table_of(live).clear()
+    table_of(live).update(table_of(value))
+    return live
 
 
 def _is_heavy(key: object, value: object) -> bool:

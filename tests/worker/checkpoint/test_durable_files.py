@@ -1,15 +1,19 @@
 """Durable checkpoints as files: what was written comes back byte for byte; what is torn, damaged or foreign does not."""
 
+import enum
 import os
 import pickle
 import shutil
 import subprocess
+from collections import deque
 
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from msgspec.structs import replace
 from snapshot_kit import Training
+from torch import nn
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from deadpool_run.errors import CheckpointError
 from deadpool_run.vault import checkpoint_format
@@ -122,6 +126,30 @@ def image(slots, rank, version):
 
 def remote(place):
     return f"file://{place}"
+
+
+class Norm(enum.IntEnum):
+    SIGN = 1
+
+
+class Projector:
+    """An object in an optimizer's groups."""
+
+    def __init__(self):
+        self.rank = 2
+
+
+def test_the_metadata_has_no_class_that_others_do_not_have(made, tmp_path):
+    slots, model = made(1), nn.Linear(2, 2)
+    more = {"norm": Norm.SIGN, "last": deque([1, 2], 2), "projector": Projector()}
+    optimizer = torch.optim.SGD([{"params": list(model.parameters()), **more}], lr=0.5)
+    own = slots.own(0, protect={"model": model, "optimizer": optimizer})
+    own.capture_now(1)
+    own.close()
+    name = write(slots, tmp_path)
+    dcp_to_torch_save(tmp_path / name, tmp_path / "all.pt")
+    group = torch.load(tmp_path / "all.pt", weights_only=True)["optimizer"]["param_groups"][0]
+    assert {key: group[key] for key in more} == {"norm": "SIGN", "last": [1, 2], "projector": {"rank": 2}}
 
 
 def test_a_failure_shows_no_password_of_a_url():

@@ -1,5 +1,7 @@
 """`protect()` refuses objects that no snapshot could hold or no replacement would have, and names the remedy."""
 
+from collections import deque
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -347,9 +349,36 @@ def write_inside_the_state(model, optimizer):
     optimizer.state[model.weight]["moments"][0].add_(1)
 
 
+class Projector:
+    """An object in an optimizer's state, as GaLore has: no value of torch's loader."""
+
+    def __init__(self, rank):
+        self.rank, self.basis, self.last, self.inner = rank, torch.eye(rank), deque([rank], 2), {"n": 0}
+
+
+def count_in_an_object(model, optimizer):
+    optimizer.state[model.weight]["projector"].inner["n"] += 1
+
+
+def write_in_an_object(model, optimizer):
+    optimizer.state[model.weight]["projector"].basis.mul_(2)
+
+
+def append_to_a_deque(model, optimizer):
+    optimizer.state[model.weight]["projector"].last.append(3)
+
+
+def exchange_an_object(model, optimizer):
+    optimizer.state[model.weight]["projector"] = Projector(3)
+
+
 @pytest.mark.parametrize(
     "change",
     [
+        count_in_an_object,
+        write_in_an_object,
+        append_to_a_deque,
+        exchange_an_object,
         exchange_data,
         write_a_row,
         clear_the_state,
@@ -368,10 +397,58 @@ def test_what_is_changed_after_an_interrupted_step_is_seen(snapshots, change):
     model(torch.ones(1024)).sum().backward()
     optimizer.step()
     optimizer.state[model.weight].update(count=0, history=[0], zero=0.0, moments=[torch.zeros(2)], kind=torch.float32)
+    optimizer.state[model.weight]["projector"] = Projector(2)
     snapshots.begin(1)
     assert snapshots.is_untouched()
     change(model, optimizer)
     assert not snapshots.is_untouched()
+
+
+def test_an_object_in_the_state_of_an_optimizer_comes_back(snapshots):
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    snapshots.protect("model", model)
+    snapshots.protect("optimizer", optimizer)
+    projector = optimizer.state[model.weight]["projector"] = Projector(2)
+    snapshots.capture_now(1)
+    for change in (count_in_an_object, write_in_an_object, append_to_a_deque):
+        change(model, optimizer)
+    projector.extra = 1
+    optimizer.state[model.bias]["projector"] = Projector(3)
+    snapshots.restore(1)
+    found = optimizer.state[model.weight]["projector"]
+    assert found is projector  # a script may refer to it
+    assert (found.rank, found.basis.tolist(), found.inner) == (2, torch.eye(2).tolist(), {"n": 0})
+    assert (found.last, found.last.maxlen, vars(found).keys()) == (deque([2]), 2, {"rank", "basis", "last", "inner"})
+    optimizer.state.clear()
+    snapshots.restore(1)
+    assert vars(optimizer.state[model.weight]["projector"]).keys() == vars(projector).keys()
+    assert not optimizer.state[model.bias]
+
+
+def share(optimizer, one, other):
+    optimizer.state[one]["projector"] = optimizer.state[other]["projector"] = Projector(2)
+
+
+def share_in_groups(optimizer, one, other):
+    optimizer.param_groups[0]["projector"] = optimizer.param_groups[1]["projector"] = Projector(2)
+
+
+def refer_to_itself(optimizer, one, other):
+    optimizer.state[one]["projector"] = found = Projector(2)
+    found.inner["outer"] = found
+
+
+@pytest.mark.parametrize("put", [share, share_in_groups, refer_to_itself])
+def test_an_object_in_two_places_of_the_state_is_refused(snapshots, put):
+    """A snapshot would make two of it."""
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD([{"params": [each]} for each in model.parameters()], lr=0.1)
+    snapshots.protect("model", model)
+    snapshots.protect("optimizer", optimizer)
+    put(optimizer, model.weight, model.bias)
+    with pytest.raises(ScriptError, match="is an object that the state has in another place, too"):
+        snapshots.capture_now(1)
 
 
 def test_optimizer_state_that_a_step_writes_before_its_copy_is_read(snapshots, monkeypatch):

@@ -1,10 +1,13 @@
 """A process restores bit for bit, generators included, the snapshot that another one captured."""
 
 import copy
+import enum
+import http
 import os
 import random
+import re
 import threading
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from pathlib import Path
 
 import numpy as np
@@ -282,6 +285,13 @@ class Holder:
         self.state = state
 
 
+class Norm(enum.IntEnum):
+    """A setting in an optimizer's groups, as pytorch_optimizer has."""
+
+    SPECTRAL = 0
+    SIGN = 1
+
+
 PLAIN = {
     "none": None,
     "numbers": [1, -(2**80), 0.1, float("inf"), -0.0, True],
@@ -295,6 +305,8 @@ PLAIN = {
     "set": {1, 2},
     "dtype": torch.bfloat16,
     "size": torch.Size([2, 3]),
+    "the last ones": deque([1, deque([2])], 3),
+    "member": [Norm.SPECTRAL, http.HTTPStatus.OK, {"by": Norm.SIGN}],
 }
 
 
@@ -312,7 +324,7 @@ def test_plain_values_come_back(slots):
 def test_tensors_and_arrays_in_values_come_back(slots):
     turned = torch.randn(4, 3).t()
     state = {
-        "tensors": [turned, torch.tensor(7), torch.zeros(0)],
+        "tensors": [turned, torch.tensor(7), torch.zeros(0), deque([torch.ones(2)], 3)],
         "array": np.arange(6, dtype=np.uint64).reshape(2, 3),
         "scalar": np.float32(1.5),
         "parameter": nn.Parameter(torch.ones(2)),
@@ -336,7 +348,7 @@ def test_tensors_and_arrays_in_values_come_back(slots):
 
 
 class Opaque:
-    pass
+    __slots__ = ("n",)
 
 
 def test_a_value_that_would_need_pickle_is_the_scripts_fault(slots):
@@ -347,6 +359,23 @@ def test_a_value_that_would_need_pickle_is_the_scripts_fault(slots):
     with pytest.raises(ScriptError, match=r"the state of 'thing' .*\.a\[0\] is a .*Opaque.*never pickled"):
         snapshots.capture_now(0)
     assert snapshots.held() == ()
+
+
+def test_several_flags_together_have_no_name(slots):
+    snapshots = slots.own()
+    holder = Holder({"flags": re.IGNORECASE})
+    snapshots.protect("thing", holder)
+    holder.state = {"flags": re.IGNORECASE | re.MULTILINE}
+    with pytest.raises(ScriptError, match=r"\.flags is a re\.RegexFlag"):
+        snapshots.capture_now(0)
+
+
+def test_a_member_that_this_process_does_not_have_is_refused(slots, monkeypatch):
+    snapshots = slots.own(protect={"thing": Holder({"norm": Norm.SIGN})})
+    snapshots.capture_now(0)
+    monkeypatch.setitem(globals(), "Norm", enum.IntEnum("Norm", {"SPECTRAL": 0}))
+    with pytest.raises(SnapshotError, match=r"Norm\.SIGN, and this process has no such member"):
+        snapshots.restore(0)
 
 
 @pytest.mark.parametrize("obj", [3, None, torch.zeros(1), object()])

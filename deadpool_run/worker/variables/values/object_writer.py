@@ -7,7 +7,7 @@ from weakref import ReferenceType
 
 from torch import nn
 
-from deadpool_run.worker.codec import attributes_of
+from deadpool_run.worker.codec import attributes_of, class_of_name
 from deadpool_run.worker.state.numbered import MadeLater
 from deadpool_run.worker.variables.values.kinds import library_values, queues
 from deadpool_run.worker.variables.values.kinds.own_objects import (
@@ -26,7 +26,6 @@ from deadpool_run.worker.variables.values.objects import (
     Objects,
     OpaqueError,
     UnkeptDataError,
-    class_of_name,
 )
 
 

@@ -1,6 +1,5 @@
 """The objects that every process of a rank has when the loop begins, by name, and what is raised for values that are not kept."""
 
-import sys
 import weakref
 from bisect import bisect_right, insort
 from collections import defaultdict
@@ -133,11 +132,3 @@ class Objects:
         if found is None:
             raise KeyError(name)
         return found
-
-
-def class_of_name(module: str, name: str) -> Any:
-    """Return the class of this name in a Python module; None if there is none."""
-    found: Any = sys.modules.get(module)
-    for part in name.split("."):
-        found = getattr(found, part, None)
-    return found if isinstance(found, type) else None

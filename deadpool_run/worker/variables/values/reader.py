@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from deadpool_run.worker.codec import device_of, table_of, tensor_of
+from deadpool_run.worker.codec import class_of_name, device_of, table_of, tensor_of
 from deadpool_run.worker.state import generators
 from deadpool_run.worker.state.numbered import MadeLater
 from deadpool_run.worker.variables.values import sets
@@ -31,7 +31,7 @@ from deadpool_run.worker.variables.values.kinds.own_objects import (
 )
 from deadpool_run.worker.variables.values.layouts import into_array, into_tensor, is_alike, layout_of_tensor
 from deadpool_run.worker.variables.values.lost import raise_refused
-from deadpool_run.worker.variables.values.objects import Objects, OpaqueError, class_of_name
+from deadpool_run.worker.variables.values.objects import Objects, OpaqueError
 from deadpool_run.worker.variables.values.plain import FACTORIES
 from deadpool_run.worker.variables.values.tensors import TensorCopy, is_object_array
 from deadpool_run.worker.variables.values.unkept import with_lost_graph

@@ -21,8 +21,8 @@ from uuid import UUID
 
 import torch
 
-from deadpool_run.worker.codec import device_of, is_current
-from deadpool_run.worker.variables.values.objects import OpaqueError, class_of_name
+from deadpool_run.worker.codec import class_of_name, device_of, is_current
+from deadpool_run.worker.variables.values.objects import OpaqueError
 from deadpool_run.worker.variables.values.tensors import is_array_type
 
 _MADE: dict[str, type] = {
