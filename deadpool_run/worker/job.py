@@ -29,6 +29,7 @@ from deadpool_run.worker.loop.only_loop import OnlyLoop
 from deadpool_run.worker.process import session
 from deadpool_run.worker.snapshot.checks import check_new
 from deadpool_run.worker.state.generators import seed_epoch
+from deadpool_run.worker.state.process_settings import use_threads_of_script
 from deadpool_run.worker.transcript.rehearsal import REHEARSAL_STEPS
 from deadpool_run.worker.verify.script_names import warn
 
@@ -75,6 +76,7 @@ class Job:
             self.device = torch.device("cpu")
         if session.under_deadpool():
             worker = session.current()
+            use_threads_of_script(worker.threads)
             worker.link.send(ScriptInitialized(THIS_WORKER))
             self._member = LoopMember(worker, timeout, verify=verify)
             self._member.set_up_groups(timeout)

@@ -51,7 +51,8 @@ DIFFERENCES = {
     ),
     "imported already": Difference(
         "Workers are forked from a process that has imported torch: `sys.modules` holds it before the script imports "
-        "it. `--start-method spawn` gives each worker a fresh interpreter.",
+        "it. So what the script sets for that import, such as `TORCH_LOGS`, has no effect, except for `OMP_NUM_THREADS` "
+        "if it calls `init()`. `--start-method spawn` gives each worker a fresh interpreter.",
         rf"{_WORKER}/torch is imported",
         always=True,
         unless=r"--start-method spawn|--no-python (?!.*/probe.py)",

@@ -29,6 +29,8 @@ class Session:
     def begin_again(self) -> None:
         """Read the environment: a run of the script begins."""
         self._read_environment()
+        self.threads = os.environ.get("OMP_NUM_THREADS", "")
+        """As the run began. The script may set another number."""
         self.step: int | None = None
         """The step that is running; None outside the loop."""
         self.loss_pending: Callable[[], bool] = lambda: False

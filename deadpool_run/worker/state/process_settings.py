@@ -50,6 +50,16 @@ class ProcessSettings:
                 setting.write(then)
 
 
+def use_threads_of_script(before: str) -> None:
+    """Use as many threads as the script has set in `OMP_NUM_THREADS`. `before` is its value as the script began.
+
+    It is read when torch is imported, which a forked worker did before the script. A number that the script has given to torch stays.
+    """
+    now = os.environ.get("OMP_NUM_THREADS", "")
+    if now != before and now.isdecimal() and int(now) and before in ("", str(torch.get_num_threads())):
+        torch.set_num_threads(int(now))
+
+
 def _dtype() -> str:
     return str(torch.get_default_dtype()).removeprefix("torch.")
 
