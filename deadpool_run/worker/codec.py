@@ -92,21 +92,21 @@ class _Simple:
     """A class without a part written in C."""
 
 
-def is_simple_object(value: Any) -> bool:
-    """Return whether all state of an object is in its attributes, and every process finds its class by name. A module is not one."""
-    kind = type(value)
+def is_simple(kind: Any) -> bool:
+    """Return whether all state of a class's objects is in attributes, and every process finds it by name. Modules are not simple."""
     return (
         (kind.__basicsize__, kind.__dictoffset__, kind.__weakrefoffset__)
         == (_Simple.__basicsize__, _Simple.__dictoffset__, _Simple.__weakrefoffset__)
         and (kind.__reduce_ex__, kind.__reduce__) == (_OBJECT.__reduce_ex__, _OBJECT.__reduce__)
+        and _has_table(kind)
         and not hasattr(kind, "__del__")
-        and not isinstance(value, nn.Module | Optimizer | enum.Enum)
+        and not issubclass(kind, nn.Module | Optimizer | enum.Enum)
         and class_of_name(kind.__module__, kind.__qualname__) is kind
     )
 
 
 def simple_object(kind: Any, attributes: Mapping[str, Any]) -> Any:
-    """Return a new object of such a class. No code of the class is run."""
+    """Return a new object of a class that is simple. No code of the class is run."""
     made = object.__new__(kind)
     table_of(made).update(attributes)
     return made
@@ -218,7 +218,7 @@ class TreeWriter:
             return {_TAG: "device", "is": name_of_device(tree)}
         if isinstance(tree, enum.Enum) and _is_found(kind, tree):
             return {_TAG: "enum", "is": [kind.__module__, kind.__qualname__, tree._name_]}
-        if is_simple_object(tree):
+        if is_simple(kind):
             return self._object(kind, tree, path)
         return {_TAG: "torch", "at": self._blob(_saved(tree, path))}
 
@@ -228,11 +228,12 @@ class TreeWriter:
                 f"{path} is an object that the state has in another place, too, and a snapshot would make two of it.\n{_REMEDY}"
             )
         self._objects[id(value)] = value
-        return {
-            _TAG: "object",
-            "of": [kind.__module__, kind.__qualname__],
-            "is": self.encode(dict(table_of(value)), path),
-        }
+        attributes = dict(table_of(value))
+        if any(isinstance(each, nn.Parameter) for each in tensors_in(attributes)):
+            raise ScriptError(
+                f"{path} is an object with a parameter, of which a snapshot would make a copy.\n{_REMEDY}"
+            )
+        return {_TAG: "object", "of": [kind.__module__, kind.__qualname__], "is": self.encode(attributes, path)}
 
     def _blob(self, data: bytes) -> int:
         self.blobs.append(data)
@@ -295,12 +296,12 @@ class TreeReader:
             return _member_of(*node["is"])
         if node[_TAG] == "deque":
             return deque(self.decode(node["is"], like), node["most"])
-        kind, attributes = class_of_name(*node["of"]), self.decode(node["is"], table_of(like))
-        if kind is None or not is_simple_object(made := simple_object(kind, attributes)):
+        kind = class_of_name(*node["of"])
+        if kind is None or not is_simple(kind):
             raise SnapshotError(
-                f"a snapshot holds an object of {'.'.join(node['of'])}, which this process does not have"
+                f"a snapshot holds an object of {'.'.join(node['of'])}, and this process has no such class"
             )
-        return made
+        return simple_object(kind, self.decode(node["is"], table_of(like)))
 
 
 def _is_found(kind: type, member: enum.Enum) -> bool:

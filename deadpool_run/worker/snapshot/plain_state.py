@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from deadpool_run.worker.codec import ATOMS, is_simple_object, simple_object, table_of
+from deadpool_run.worker.codec import ATOMS, is_simple, simple_object, table_of
 from deadpool_run.worker.compat.modules import local, writes_of
 from deadpool_run.worker.state.optimizers import NO_PLAIN
 from deadpool_run.worker.state.protected import Protected
@@ -67,7 +67,7 @@ class _Outline:
             return kind(map(self.of, tree))
         if isinstance(tree, Tensor):
             self.tensors.append(tree)
-        elif kind not in _IMMUTABLE and is_simple_object(tree):
+        elif kind not in _IMMUTABLE and is_simple(kind):
             return self._object(kind, tree)
         return tree
 
@@ -90,6 +90,6 @@ def _are_same(one: Any, other: Any) -> bool:
         return len(one) == len(other) and all(map(_are_same, one, other))
     if isinstance(one, Tensor):
         return one is other
-    if kind not in _IMMUTABLE and is_simple_object(one):
+    if kind not in _IMMUTABLE and is_simple(kind):
         return _are_same(table_of(one), table_of(other))
     return kind in _IMMUTABLE and repr(one) == repr(other)  # zeros have signs

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from deadpool_run.errors import SnapshotError
 from deadpool_run.vault.segments import SlotRole
-from deadpool_run.worker.codec import copied, is_simple_object, table_of
+from deadpool_run.worker.codec import copied, is_simple, table_of
 from deadpool_run.worker.compat.wrapper_tensors import form_of, is_composed, parts_of
 
 _OF_SCALERS = ("grad_scale", "found_inf")
@@ -197,7 +197,7 @@ class OptimizerState:
 
 def _put_into(live: Any, value: Any) -> Any:
     """Return the live object with the attributes of a restored one: a script may refer to it. Any other value is returned as it is."""
-    if type(live) is not type(value) or not is_simple_object(value):
+    if type(live) is not type(value) or not is_simple(type(value)):
         return value
     table_of(live).clear()
     table_of(live).update(table_of(value))

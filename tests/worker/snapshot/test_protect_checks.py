@@ -1,5 +1,6 @@
 """`protect()` refuses objects that no snapshot could hold or no replacement would have, and names the remedy."""
 
+import threading
 from collections import deque
 
 import pytest
@@ -437,6 +438,43 @@ def share_in_groups(optimizer, one, other):
 def refer_to_itself(optimizer, one, other):
     optimizer.state[one]["projector"] = found = Projector(2)
     found.inner["outer"] = found
+
+
+def test_an_object_with_a_parameter_is_refused(snapshots):
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    snapshots.protect("model", model)
+    snapshots.protect("optimizer", optimizer)
+    optimizer.state[model.weight]["projector"] = found = Projector(2)
+    found.inner["of"] = [model.weight]
+    with pytest.raises(
+        ScriptError, match=r"projector is an object with a parameter, of which a snapshot would make a copy"
+    ):
+        snapshots.capture_now(1)
+
+
+class Hidden:
+    """A property is in the place of its table of attributes."""
+
+    @property
+    def __dict__(self):
+        return {}
+
+
+class Removed:
+    def __del__(self):
+        pass
+
+
+@pytest.mark.parametrize("kind", [Hidden, Removed, threading.Lock, nn.ReLU])
+def test_other_objects_in_the_state_of_an_optimizer_are_refused(snapshots, kind):
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    snapshots.protect("model", model)
+    snapshots.protect("optimizer", optimizer)
+    optimizer.state[model.weight]["other"] = kind()
+    with pytest.raises(ScriptError, match=r"other is a .*, which a snapshot cannot hold"):
+        snapshots.capture_now(1)
 
 
 @pytest.mark.parametrize("put", [share, share_in_groups, refer_to_itself])
