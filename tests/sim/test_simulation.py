@@ -23,10 +23,11 @@ def test_swarm(part):
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_long_swarm():
-    for seed in range(SEEDS, 20 * SEEDS):
+@pytest.mark.parametrize("part", range(8))
+def test_long_swarm(part):
+    for seed in range(SEEDS + part, 20 * SEEDS, 8):
         run(seed)
-    for seed in range(SEEDS, 5 * SEEDS):
+    for seed in range(SEEDS + part, 5 * SEEDS, 8):
         run(seed, nodes_simulation)
         run(seed, abort_simulation)
 
