@@ -88,16 +88,25 @@ def _has_table(kind: type) -> bool:
     return False
 
 
-class _Simple:
+class _Plain:
     """A class without a part written in C."""
 
 
-def is_simple(kind: Any) -> bool:
-    """Return whether all state of a class's objects is in attributes, and every process finds it by name. Modules are not simple."""
+def has_only_attributes(kind: type) -> bool:
+    """Return whether all state of a class's objects is in attributes: no class that it derives from is written in C, or has slots."""
     return (
-        (kind.__basicsize__, kind.__dictoffset__, kind.__weakrefoffset__)
-        == (_Simple.__basicsize__, _Simple.__dictoffset__, _Simple.__weakrefoffset__)
-        and (kind.__reduce_ex__, kind.__reduce__) == (_OBJECT.__reduce_ex__, _OBJECT.__reduce__)
+        kind.__weakrefoffset__ == _Plain.__weakrefoffset__
+        and kind.__basicsize__ == _Plain.__basicsize__
+        and kind.__dictoffset__ == _Plain.__dictoffset__  # one slot is as large as what a class without slots has
+        and kind.__reduce_ex__ is _OBJECT.__reduce_ex__
+    )
+
+
+def is_simple(kind: type) -> bool:
+    """Return whether a class's objects are nothing but attributes, and every process finds it by name. Modules are not simple."""
+    return (
+        has_only_attributes(kind)
+        and kind.__reduce__ is _OBJECT.__reduce__
         and _has_table(kind)
         and not hasattr(kind, "__del__")
         and not issubclass(kind, nn.Module | Optimizer | enum.Enum)
@@ -281,8 +290,8 @@ class TreeReader:
                 return array_of(node["dtype"], node["shape"], self._blob(node["at"]))
             case "device":
                 return device_of(node["is"])
-            case "deque" | "enum" | "object":
-                return self.of_class(node, like)
+            case "deque" | "enum" | "object" as tag:
+                return self.of_class(tag, node, like)
             case "torch":
                 return torch.load(io.BytesIO(self._blob(node["at"])), weights_only=True)
             case other:
@@ -290,11 +299,11 @@ class TreeReader:
                     f"a snapshot holds a value of the unknown kind {other!r}: another version of deadpool-run wrote it"
                 )
 
-    def of_class(self, node: dict[str, Any], like: Any) -> Any:
+    def of_class(self, tag: str, node: dict[str, Any], like: Any) -> Any:
         """Return the value of a node that `weights_only` would not load."""
-        if node[_TAG] == "enum":
+        if tag == "enum":
             return _member_of(*node["is"])
-        if node[_TAG] == "deque":
+        if tag == "deque":
             return deque(self.decode(node["is"], like), node["most"])
         kind = class_of_name(*node["of"])
         if kind is None or not is_simple(kind):

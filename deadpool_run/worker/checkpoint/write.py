@@ -143,9 +143,9 @@ def part_of(copy: SlotCopy, owners: Owners, places: Places) -> Part:
 class _WithoutClasses(TreeReader):
     """Returns what torch's loader reads with `weights_only`: lists for deques, dicts for objects, names for members of enumerations."""
 
-    def of_class(self, node: dict[str, Any], like: Any) -> Any:
+    def of_class(self, tag: str, node: dict[str, Any], like: Any) -> Any:
         """Return such a value."""
-        return node["is"][-1] if node["!"] == "enum" else self.decode(node["is"], like)
+        return node["is"][-1] if tag == "enum" else self.decode(node["is"], like)
 
 
 def hyperparameters(copy: SlotCopy) -> dict[Path, Any]:

@@ -8,15 +8,15 @@ from typing import Any
 from deadpool_run.worker.codec import table_of
 from deadpool_run.worker.variables.modules import LEAVES
 from deadpool_run.worker.variables.values.kinds.library_values import is_immutable
-from deadpool_run.worker.variables.values.kinds.own_objects import base_of_container, container_of, is_own, is_plain
+from deadpool_run.worker.variables.values.kinds.own_objects import container_of, is_own, is_plain
 from deadpool_run.worker.variables.values.tensors import is_data
 
 _LISTS, _DICTS = frozenset({list, tuple, set, frozenset, deque}), frozenset({dict, OrderedDict})
 _MOST = 256
 """Containers and objects in one value."""
 
-Parts = tuple[tuple[Any, type, tuple[Any, ...]], ...]
-"""The containers and objects in a value, each with its class and what was in it."""
+Parts = tuple[tuple[Any, type, Any, tuple[Any, ...]], ...]
+"""The containers and objects in a value, each with its class, the one of Python's containers from which that derives, and what was in it."""
 
 
 def parts_of(value: Any, own: Collection[str], is_kept: Callable[[Any], bool]) -> Parts | None:
@@ -24,28 +24,28 @@ def parts_of(value: Any, own: Collection[str], is_kept: Callable[[Any], bool]) -
 
     `own` are the script's modules. What is in an object that `is_kept` is somewhere else in a snapshot.
     """
-    found: dict[int, tuple[Any, type, tuple[Any, ...]]] = {}
+    found: dict[int, tuple[Any, type, Any, tuple[Any, ...]]] = {}
     waiting = [value]
     while waiting:
         each = waiting.pop()
         kind = type(each)
         if kind in LEAVES or id(each) in found or is_immutable(each) or (each is not value and is_kept(each)):
             continue
-        is_readable = (
-            kind in _LISTS or kind in _DICTS or (is_own(kind, own) and is_plain(kind)) or _is_derived(kind, own)
-        )
+        # A `defaultdict` has a default beside its items.
+        base = None if issubclass(kind, defaultdict) else container_of(kind, own, libraries=True)
+        is_readable = kind in _LISTS or kind in _DICTS or (is_own(kind, own) and is_plain(kind)) or base is not None
         if not is_readable or len(found) == _MOST:
             return None
-        items = _items_of(each)
-        found[id(each)] = each, kind, items
+        items = _items_of(each, base)
+        found[id(each)] = each, kind, base, items
         waiting += items
     return tuple(found.values())
 
 
 def are_same(parts: Parts) -> bool:
     """Return whether every container and object has what it had. Takes a microsecond for each."""
-    for each, kind, items in parts:
-        now = _items_of(each)
+    for each, kind, base, items in parts:
+        now = _items_of(each, base)
         if type(each) is not kind or len(now) != len(items) or not all(map(operator.is_, now, items)):
             return False
     return True
@@ -60,13 +60,11 @@ def _is_data(value: Any) -> bool:
     return type(value) in LEAVES or is_data(value)
 
 
-def _is_derived(kind: type, own: Collection[str]) -> bool:
-    """Return whether all state of a derived container is in items and attributes. A `defaultdict` has its default as well."""
-    return container_of(kind, own, libraries=True) is not None and not issubclass(kind, defaultdict)
+def _items_of(value: Any, base: Any = None) -> tuple[Any, ...]:
+    """Return what is in a container, and the attributes of any other object with their names.
 
-
-def _items_of(value: Any) -> tuple[Any, ...]:
-    """Return what is in a container, and the attributes of any other object with their names."""
+    `base` is the class of Python's from which a container's class derives, and reads it.
+    """
     kind = type(value)
     if kind in _LISTS:
         return tuple(value)
@@ -74,7 +72,6 @@ def _items_of(value: Any) -> tuple[Any, ...]:
         return (*value, *value.values())
     table = table_of(value)
     attributes = (*table, *table.values())
-    base = base_of_container(kind)
     if base is None:
         return attributes
     return (*attributes, *base.__iter__(value), *(base.values(value) if issubclass(base, dict) else ()))

@@ -427,19 +427,6 @@ def test_an_object_in_the_state_of_an_optimizer_comes_back(snapshots):
     assert not optimizer.state[model.bias]
 
 
-def share(optimizer, one, other):
-    optimizer.state[one]["projector"] = optimizer.state[other]["projector"] = Projector(2)
-
-
-def share_in_groups(optimizer, one, other):
-    optimizer.param_groups[0]["projector"] = optimizer.param_groups[1]["projector"] = Projector(2)
-
-
-def refer_to_itself(optimizer, one, other):
-    optimizer.state[one]["projector"] = found = Projector(2)
-    found.inner["outer"] = found
-
-
 def test_an_object_with_a_parameter_is_refused(snapshots):
     model = nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -475,6 +462,19 @@ def test_other_objects_in_the_state_of_an_optimizer_are_refused(snapshots, kind)
     optimizer.state[model.weight]["other"] = kind()
     with pytest.raises(ScriptError, match=r"other is a .*, which a snapshot cannot hold"):
         snapshots.capture_now(1)
+
+
+def share(optimizer, one, other):
+    optimizer.state[one]["projector"] = optimizer.state[other]["projector"] = Projector(2)
+
+
+def share_in_groups(optimizer, one, other):
+    optimizer.param_groups[0]["projector"] = optimizer.param_groups[1]["projector"] = Projector(2)
+
+
+def refer_to_itself(optimizer, one, other):
+    optimizer.state[one]["projector"] = found = Projector(2)
+    found.inner["outer"] = found
 
 
 @pytest.mark.parametrize("put", [share, share_in_groups, refer_to_itself])

@@ -143,19 +143,23 @@ def test_attributes_that_are_items_too_come_back():
     assert found == [(box, 2, True, 7, [0, 1])] * 3
 
 
-@pytest.mark.parametrize("kind", [WithMaker, WithCount])
-def test_attributes_beside_the_items_come_back(kind):
-    def change(box, step):
-        (box.options if kind is WithMaker else box.count).append(step)
+def set_an_option(box, step):
+    box.options["depth"] += 1
+    box.options[step] = step
 
-    def change_options(box, step):
-        box.options["depth"] += 1
-        box.options[step] = step
 
-    if kind is WithMaker:
-        expected, change = {"options": {"depth": 2, 0: 0, 1: 1}}, change_options
-    else:
-        expected = {"count": [0, 0, 1]}
+def append_a_count(box, step):
+    box.count.append(step)
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "expected"),
+    [
+        (WithMaker, set_an_option, {"options": {"depth": 2, 0: 0, 1: 1}}),
+        (WithCount, append_a_count, {"count": [0, 0, 1]}),
+    ],
+)
+def test_attributes_beside_the_items_come_back(kind, change, expected):
     assert after_two(lambda: kind({}), change, vars) == [expected] * 3
 
 

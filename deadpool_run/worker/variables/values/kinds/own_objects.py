@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from deadpool_run.ids import is_of_package
-from deadpool_run.worker.codec import attributes_of, table_of
+from deadpool_run.worker.codec import attributes_of, has_only_attributes, table_of
 from deadpool_run.worker.state import generators
 from deadpool_run.worker.variables.values.kinds.library_values import C_DATA
 from deadpool_run.worker.variables.values.objects import USED, OpaqueError
@@ -56,7 +56,6 @@ def is_own(kind: type, modules: Collection[str]) -> bool:
     )
 
 
-_REDUCE: Any = object.__reduce_ex__
 _PLAIN_REDUCE: Any = object.__reduce__
 _MACHINERY = ("torch._", "torch.distributed._", "torch.distributed.fsdp", "torch.distributed.tensor")
 """Packages of torch whose objects belong to a wrapped or compiled model. They are looked after with it."""
@@ -64,18 +63,11 @@ _OTHER = frozenset({type(os.environ), WeakKeyDictionary, WeakSet, WeakValueDicti
 """The launcher itself writes to the environment. The others are written as containers."""
 
 
-class _Plain:
-    """A class without a part written in C."""
-
-
 def is_plain(kind: type) -> bool:
-    """Return whether all state of a class's objects is in attributes: no class that it derives from is written in C, or has slots."""
+    """Return whether all state of a class's objects is in attributes, and none of it belongs to a member of an enumeration or a wrapped model."""
     return (
-        not issubclass(type(kind), enum.EnumType)
-        and kind.__weakrefoffset__ == _Plain.__weakrefoffset__
-        and kind.__basicsize__ == _Plain.__basicsize__
-        and kind.__dictoffset__ == _Plain.__dictoffset__  # one slot is as large as what a class without slots has
-        and kind.__reduce_ex__ is _REDUCE
+        has_only_attributes(kind)
+        and not issubclass(type(kind), enum.EnumType)
         and not _is_of_machinery(kind)
         and kind not in _OTHER
     )
@@ -139,11 +131,6 @@ def set_attributes_of_module(module: nn.Module, attributes: Mapping[str, Any]) -
     vars(module).update(attributes)
 
 
-def base_of_container(kind: type) -> Any:
-    """Return the class of `_CONTAINERS` from which a class derives; None for other classes."""
-    return next((each for each in _CONTAINERS if issubclass(kind, each)), None)
-
-
 def container_of(kind: type, modules: Collection[str], *, libraries: bool = False) -> Any:
     """Return the class of `_CONTAINERS` from which the script, or a library, derives a container class; None for other classes."""
     if (
@@ -153,7 +140,7 @@ def container_of(kind: type, modules: Collection[str], *, libraries: bool = Fals
         or any(vars(each).get("__slots__") for each in kind.__mro__)
     ):
         return None
-    base = base_of_container(kind)
+    base = next((each for each in _CONTAINERS if issubclass(kind, each)), None)
     maker: Any = kind.__new__
     is_plain = base is not None and (maker is base.__new__ or not isinstance(maker, BuiltinFunctionType))
     return base if is_plain and kind.__reduce_ex__ is object.__reduce_ex__ else None
