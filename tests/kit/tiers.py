@@ -15,7 +15,7 @@ import pytest
 
 LIST = Path(__file__).resolve().parents[1] / "thorough.txt"
 THOROUGH = frozenset(LIST.read_text(encoding="utf-8").split())
-BUDGET_S = 1350.0
+BUDGET_S = 1280.0
 """Of all test processes together: two take half of it each."""
 MAIN_PATHS = frozenset(
     {

@@ -393,3 +393,43 @@ def test_a_write_of_a_collective_is_seen_where_not_every_byte_is_compared():
     assert copies.of_tensor(kept[0]) is first[0]
     assert copies.of_tensor(kept[1]) is first[1]
     assert torch.equal(copies.of_tensor(kept[2]).tensor, kept[2])
+
+
+@pytest.mark.parametrize("at", [0, 4321, -1], ids=["first page", "inside", "last page"])
+@pytest.mark.parametrize("kind", ["tensor", "array", "view"])
+def test_one_element_that_changes_after_many_snapshots_is_seen(kind, at):
+    """From the sixth on the kernel watches the memory, where it can."""
+    copies = TensorCopies()
+    memory = torch.zeros((1 << 20) + 5)
+    value = memory.numpy() if kind == "array" else memory[3:-1] if kind == "view" else memory
+    copy_of = copies.of_array if kind == "array" else copies.of_tensor
+    first = copy_of(value)
+    copies.begun()
+    for _ in range(8):
+        copies.next(thorough=False)
+        assert copy_of(value) is first
+    (value if kind == "array" else value.data)[at] = 1
+    copies.next(thorough=False)
+    changed = copy_of(value)
+    assert changed is not first
+    for _ in range(8):
+        copies.next(thorough=False)
+        assert copy_of(value) is changed
+    (value if kind == "array" else value.data)[at] = 2
+    copies.next(thorough=False)
+    assert copy_of(value) is not changed
+
+
+def test_another_memory_of_a_tensor_is_compared():
+    copies = TensorCopies()
+    value = torch.zeros(1 << 20)
+    first = copies.of_tensor(value)
+    copies.begun()
+    for _ in range(8):
+        copies.next(thorough=False)
+        assert copies.of_tensor(value) is first
+    other = torch.zeros(1 << 20)
+    other[4321] = 1
+    value.data = other
+    copies.next(thorough=False)
+    assert torch.equal(copies.of_tensor(value).tensor, other)

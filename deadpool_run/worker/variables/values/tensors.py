@@ -2,7 +2,8 @@
 
 The check for changes runs in each step and must be cheap. Torch counts the writes to a tensor, and our groups those of
 collectives. A sample is compared for writes that nobody counts (through `.data`). Arrays have no such count. Arrays, and tensors in main
-memory, are compared whole up to a limit in each step, and beyond it at growing distances.
+memory, are compared whole up to a limit in each step, and beyond it at growing distances. What has stayed equal is watched by the kernel,
+if it can: then only what was written is compared again.
 """
 
 import ctypes
@@ -20,6 +21,7 @@ from deadpool_run.worker.codec import raw_bytes, tensor_of
 from deadpool_run.worker.compat.modules import PLAIN_TENSORS, address_of
 from deadpool_run.worker.compat.writes import all_writes_of
 from deadpool_run.worker.state.digest import sampled
+from deadpool_run.worker.written_pages import WatchedMemory, watch
 
 MOST_BYTES = 64 << 20
 """The limit on the tensors, arrays and strings of one variable."""
@@ -34,6 +36,10 @@ _LARGE = 1024
 """Elements. A smaller tensor is a loss, a norm or a count, and may be for the log only."""
 SAMPLES = 1024
 """Elements of a large array that are compared."""
+_WATCHED_BYTES = 1 << 20
+"""Smaller values are not watched: comparing them takes less than a tenth of a millisecond."""
+_EQUAL_LOOKS = 4
+"""Comparisons after which a value is watched, if it was equal. The first write to a watched page takes as long as some comparisons of it."""
 _NUMERIC = "biufcSUmM"
 """Kinds of arrays: bools, numbers with and without a sign, with a fraction, complex, text, times."""
 _compare = ctypes.CDLL(None).memcmp
@@ -67,17 +73,29 @@ class _Known:
     has_changed: bool
     """An array has changed since the loop began; a tensor was written to in a way that torch does not count."""
     _sampled: Tensor | None = None
+    _equal_looks: int = 0
+    _watched: WatchedMemory | None = None
 
-    def is_still(self, tensor: Tensor, *, thorough: bool, whole: bool) -> bool:
-        """Return whether a tensor without counted writes is equal to the copy. On CUDA, where this waits, only if `thorough`."""
-        if tensor.is_cuda and not thorough:
-            return not self.has_changed
-        if whole and not (tensor.is_cuda or self.copy.tensor.is_cuda):
-            return _are_equal(tensor.detach().resolve_conj().resolve_neg(), self.copy.tensor)
+    def is_untouched(self, address: int) -> bool:
+        """Return whether the kernel has watched the memory at this address since it was equal to the copy, and nobody has written to it."""
+        copy = self.copy.tensor
+        if self._watched is None or not self._watched.is_untouched(address, copy.nbytes):
+            return False
+        return all(_are_equal(address, copy, part) for part in self._watched.edges())
+
+    def is_equal(self, address: int, nbytes: int, *, may_watch: bool) -> bool:
+        """Return whether this memory has the bytes of the copy. If it often had, watch it from now on."""
+        if may_watch and self._equal_looks >= _EQUAL_LOOKS and nbytes >= _WATCHED_BYTES and not self.has_changed:
+            self._watched = watch(address, nbytes)  # first: a write during the comparison counts
+        self._equal_looks += 1
+        return nbytes == self.copy.tensor.nbytes and _are_equal(address, self.copy.tensor, slice(0, nbytes))
+
+    def has_samples(self, tensor: Tensor) -> bool:
+        """Return whether a sample of a tensor is as in the copy."""
         if self._sampled is None:  # only now: most tensors are replaced before they are seen again
             self._sampled = sampled(self.copy.tensor).cpu()
         now = sampled(tensor.resolve_conj().resolve_neg())
-        return not (tensor.is_cuda and self.has_changed) and torch.equal(now.cpu(), self._sampled)
+        return torch.equal(now.cpu(), self._sampled)
 
 
 class _Place:
@@ -148,10 +166,8 @@ class TensorCopies:
         writes = all_writes_of(tensor)
         known = self._known_of(tensor)
         is_counted = known is not None and writes >= 0 and known.writes == writes
-        if known is not None and is_counted:
-            whole = not tensor.is_cuda and self._compares(tensor.nbytes)
-            if known.is_still(tensor, thorough=self._thorough, whole=whole):
-                return self._use(tensor, known)
+        if known is not None and is_counted and self._is_still(known, tensor):
+            return self._use(tensor, known)
         if not self._has_room(tensor.nbytes):
             return None
         copy = tensor.detach().resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
@@ -160,13 +176,34 @@ class TensorCopies:
     def of_array(self, array: Any) -> TensorCopy | None:
         """Return the copy of an array's bytes, in C order; None if all copies together would be too large."""
         known = self._known_of(array)
-        if known is not None:
-            compared = self._compares(array.nbytes) or array.nbytes <= _COMPARED_BYTES or known.has_changed
-            if (_has_bytes if compared else _has_sampled)(array, known.copy.tensor):
-                return self._use(array, known)
+        if known is not None and self._is_array_still(known, array):
+            return self._use(array, known)
         if not self._has_room(array.nbytes):
             return None
         return self._note(array, 0, tensor_of(array.tobytes()), has_changed=known is not None)
+
+    def _is_still(self, known: _Known, tensor: Tensor) -> bool:
+        """Return whether a tensor without counted writes is equal to its copy. On CUDA, where this waits, only in a thorough look."""
+        if tensor.is_cuda:
+            return not known.has_changed and (not self._thorough or known.has_samples(tensor))
+        if not known.copy.tensor.is_cpu:
+            return known.has_samples(tensor)
+        is_plain = tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg())
+        if is_plain and not self._thorough and known.is_untouched(tensor.data_ptr()):
+            return True
+        if not self._compares(tensor.nbytes):
+            return known.has_samples(tensor)
+        own = tensor.detach().resolve_conj().resolve_neg().contiguous()
+        return known.is_equal(own.data_ptr(), own.nbytes, may_watch=is_plain and not tensor.is_pinned())
+
+    def _is_array_still(self, known: _Known, array: Any) -> bool:
+        is_plain = bool(array.flags.c_contiguous)
+        if is_plain and not self._thorough and known.is_untouched(array.ctypes.data):
+            return True
+        if not (self._compares(array.nbytes) or array.nbytes <= _COMPARED_BYTES or known.has_changed):
+            return _has_sampled(array, known.copy.tensor)
+        own = sys.modules["numpy"].ascontiguousarray(array)
+        return known.is_equal(own.ctypes.data, own.nbytes, may_watch=is_plain)
 
     def _compares(self, nbytes: int) -> bool:
         """Return whether so many bytes are compared whole in this snapshot."""
@@ -251,15 +288,9 @@ def _has_sampled(array: Any, copy: Tensor) -> bool:
     return sample_of_array(array) == sample_of_array(kept)
 
 
-def _has_bytes(array: Any, copy: Tensor) -> bool:
-    own = sys.modules["numpy"].ascontiguousarray(array)
-    return own.nbytes == copy.nbytes and not _compare(own.ctypes.data, copy.data_ptr(), own.nbytes)
-
-
-def _are_equal(one: Tensor, other: Tensor) -> bool:
-    """Return whether two tensors of one size in main memory have the same bytes, NaNs among them."""
-    ones, others = one.contiguous(), other.contiguous()
-    return ones.nbytes == others.nbytes and not _compare(ones.data_ptr(), others.data_ptr(), ones.nbytes)
+def _are_equal(address: int, copy: Tensor, part: slice) -> bool:
+    """Return whether a part of the memory at an address has the bytes of a copy, NaNs among them."""
+    return not _compare(address + part.start, copy.data_ptr() + part.start, part.stop - part.start)
 
 
 def larger_tensors_of(value: Any) -> Iterator[tuple[str, Tensor]]:

@@ -1,0 +1,124 @@
+"""Finds out from the kernel whether memory was written, so that large values need not be compared in each step.
+
+The kernel protects pages against writing, and at the first write to one it notes that and lets the write go on: userfaultfd(2) in
+its asynchronous mode, and PAGEMAP_SCAN of /proc/self/pagemap. It came with Linux 6.7. Nothing fails and nothing waits because of it;
+the first write to each page takes a microsecond longer. Writes of the kernel itself count too, such as a read from a file.
+
+Not seen are the writes of other processes to shared memory, which is never watched, and of devices to memory that is registered with them.
+"""
+
+import ctypes
+import errno
+import mmap
+import os
+import platform
+import struct
+from fcntl import ioctl
+from weakref import WeakValueDictionary
+
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_USERFAULTFD = {"x86_64": 323, "aarch64": 282}
+"""The number of the system call; the C library has no function for it."""
+_USER_MODE_ONLY = 1
+"""Allowed to every user. The kernel's own writes are never held up in the asynchronous mode."""
+_API, _REGISTER, _SCAN = 0xC018AA3F, 0xC020AA00, 0xC0606610
+"""Numbers of the requests."""
+_API_VERSION = 0xAA
+_FEATURES = 1 << 0 | 1 << 13 | 1 << 15
+"""Write protection, also of pages without memory so far, and the asynchronous mode."""
+_FOR_WRITES = 2
+_PROTECT, _ONLY_WATCHED = 1, 2
+_WRITTEN, _OF_A_FILE, _PRESENT = 1 << 1, 1 << 2, 1 << 3
+_API_ARGUMENT, _REGISTER_ARGUMENT, _SCAN_ARGUMENT = struct.Struct("3Q"), struct.Struct("4Q"), struct.Struct("12Q")
+
+
+class WatchedMemory:
+    """Memory of which the kernel notes whether it was written since."""
+
+    __slots__ = ("_address", "_end", "_nbytes", "_start", "_watcher")
+
+    def __init__(self, watcher: "_Watcher", address: int, nbytes: int) -> None:
+        """Begin to watch the whole pages in it. Raises `OSError` if the kernel does not do that."""
+        self._watcher, self._address, self._nbytes = watcher, address, nbytes
+        self._start, self._end = _pages_in(address, nbytes)
+        watcher.protect(self._start, self._end)
+
+    def is_untouched(self, address: int, nbytes: int) -> bool:
+        """Return whether this is the same memory, and none of its whole pages was written. Then only the bytes at its `edges` may differ."""
+        if (address, nbytes) != (self._address, self._nbytes):
+            return False
+        try:
+            return not self._watcher.has_written(self._start, self._end)
+        except OSError:  # other memory was mapped there
+            return False
+
+    def edges(self) -> tuple[slice, slice]:
+        """Return the bytes before the first whole page, and those after the last one."""
+        return slice(0, self._start - self._address), slice(self._end - self._address, self._nbytes)
+
+
+def watch(address: int, nbytes: int) -> WatchedMemory | None:
+    """Begin to watch memory of at least two pages; None if this kernel cannot, or may not in this container, and for shared memory."""
+    try:
+        watched = WatchedMemory(_present_watcher(), address, nbytes)
+    except OSError:
+        return None
+    return watched if watched.is_untouched(address, nbytes) else None
+
+
+class _Watcher:
+    """The kernel's interface."""
+
+    def __init__(self) -> None:
+        """Open it. Raises `OSError` if there is none."""
+        self._fd = self._pagemap = -1
+        if (number := _USERFAULTFD.get(platform.machine())) is None:
+            raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+        self._fd = _LIBC.syscall(number, os.O_CLOEXEC | os.O_NONBLOCK | _USER_MODE_ONLY)
+        if self._fd < 0:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        ioctl(self._fd, _API, bytearray(_API_ARGUMENT.pack(_API_VERSION, _FEATURES, 0)))
+        self._pagemap = os.open("/proc/self/pagemap", os.O_RDONLY | os.O_CLOEXEC)
+        self._found = (ctypes.c_uint64 * 3)()
+
+    def __del__(self) -> None:
+        if self._pagemap >= 0:
+            os.close(self._pagemap)
+        if self._fd >= 0:
+            os.close(self._fd)
+
+    def protect(self, start: int, end: int) -> None:
+        """Have the kernel note writes to these pages from now on. What it has noted before is forgotten."""
+        ioctl(self._fd, _REGISTER, bytearray(_REGISTER_ARGUMENT.pack(start, end - start, _FOR_WRITES, 0)))
+        self._scan(start, end, _PROTECT | _ONLY_WATCHED, 0, 0, 0, 0, _WRITTEN, 0, 0)
+
+    def has_written(self, start: int, end: int) -> bool:
+        """Return whether one of these pages was written, has no memory, or may be written by another process."""
+        any_of, found = _WRITTEN | _OF_A_FILE | _PRESENT, ctypes.addressof(self._found)
+        return self._scan(start, end, _ONLY_WATCHED, found, 1, 1, _PRESENT, 0, any_of, any_of) > 0
+
+    def _scan(self, start: int, end: int, flags: int, *rest: int) -> int:
+        """Return in how many ranges pages were found.
+
+        The `rest`: where their ranges are written, how many, and of how many pages; the property whose absence is looked for; the properties that a
+        page must have all of; those of which it must have one; and those that are told.
+        """
+        argument = bytearray(_SCAN_ARGUMENT.pack(_SCAN_ARGUMENT.size, flags, start, end, 0, *rest))
+        found: int = ioctl(self._pagemap, _SCAN, argument)
+        return found
+
+
+_watchers: WeakValueDictionary[int, _Watcher] = WeakValueDictionary()
+"""By process: a fork's memory is another. One is closed when nothing is watched any more."""
+
+
+def _present_watcher() -> _Watcher:
+    process = os.getpid()
+    if (found := _watchers.get(process)) is None:
+        found = _watchers[process] = _Watcher()
+    return found
+
+
+def _pages_in(address: int, nbytes: int) -> tuple[int, int]:
+    page = mmap.PAGESIZE
+    return -(-address // page) * page, (address + nbytes) // page * page
