@@ -77,10 +77,10 @@ def table_of(value: Any) -> dict[str, Any]:
 
     Empty for a class that has a property in its place.
     """
-    return object.__getattribute__(value, "__dict__") if _has_table(type(value)) else {}
+    return object.__getattribute__(value, "__dict__") if has_table(type(value)) else {}
 
 
-def _has_table(kind: type) -> bool:
+def has_table(kind: type) -> bool:
     """Return whether the objects of a class have a table of attributes that its class has not hidden behind a property."""
     for each in kind.__mro__:
         if "__dict__" in each.__dict__:
@@ -107,7 +107,7 @@ def is_simple(kind: type) -> bool:
     return (
         has_only_attributes(kind)
         and kind.__reduce__ is _OBJECT.__reduce__
-        and _has_table(kind)
+        and has_table(kind)
         and not hasattr(kind, "__del__")
         and not issubclass(kind, nn.Module | Optimizer | enum.Enum)
         and class_of_name(kind.__module__, kind.__qualname__) is kind

@@ -12,6 +12,7 @@ class Classes:
         self._noted: dict[type, None] = {}
         self._alike: Counter[str] = Counter()
         """The number of classes of each name: a function may make several."""
+        self._with_forward: set[type] = set()
 
     def note(self, kind: type, modules: frozenset[str]) -> None:
         """Note a class of one of these modules, with its bases."""
@@ -27,6 +28,14 @@ class Classes:
                 name = f"class {kind.__module__}.{kind.__qualname__}"
                 self._alike[name] += 1
                 yield name if self._alike[name] == 1 else f"{name} ({self._alike[name]})", kind
+
+    def owner_of_forward(self, kind: type, modules: frozenset[str]) -> type | None:
+        """Return the class that has the method which runs a class of modules, once; None if it is of one of these Python modules."""
+        owner = next(each for each in kind.__mro__ if "forward" in vars(each))
+        if owner in self._with_forward or owner.__module__ in modules:
+            return None
+        self._with_forward.add(owner)
+        return owner
 
 
 def forward_of(kind: type) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
+from contextvars import ContextVar
 from functools import partial
 from types import MethodType
 from typing import Any
@@ -10,6 +11,7 @@ from deadpool_run.worker.variables.modules import LEAVES
 
 PLAIN = (dict, list, tuple, deque)
 _MOST_PARTS = 256
+_IN_CONTEXT, _UNSET = "value", object()
 OTHERS = "(other keys)"
 """The name under which a dict is that has the items whose keys are not strings, if the loop has added some."""
 
@@ -82,3 +84,14 @@ class DictVariables:
             [key for key in self._base.keys(self._content) if type(key) is not str] if name == OTHERS else [name]
         ):
             self._base.pop(self._content, key)
+
+
+def value_in_context(variable: ContextVar[Any]) -> dict[str, Any]:
+    """Return the value of a context variable for this thread, if it has one, under a fixed name."""
+    value = variable.get(_UNSET)
+    return {} if value is _UNSET else {_IN_CONTEXT: value}
+
+
+def set_in_context(variable: ContextVar[Any], values: Mapping[str, Any]) -> None:
+    """Set what `value_in_context` returned."""
+    variable.set(values[_IN_CONTEXT])

@@ -7,7 +7,7 @@ from functools import cache, partial
 from itertools import chain
 from operator import is_, itemgetter
 from types import FunctionType, MethodType
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -79,15 +79,38 @@ def is_of_python(name: str) -> bool:
 
 def _finder_of_changes(first: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
     """Return a function that returns the values of a table that are not as in this one; without those that are gone."""
-    get, values = _values_getter(first) if first else None, list(first.values())
+    get, values = _values_getter(first), list(first.values())
 
     def changed(table: Mapping[str, Any]) -> dict[str, Any]:
         with suppress(KeyError):  # one is gone
-            if get is None or all(map(is_, get(table), values)):
+            if all(map(is_, get(table), values)):
                 return {}
         return {name: table[name] for name, value in first.items() if name in table and table[name] is not value}
 
     return changed
+
+
+class _Fixed(NamedTuple):
+    """A table whose values never change in place."""
+
+    number: int
+    table: Mapping[str, Any]
+    values_of: Callable[[Mapping[str, Any]], Iterable[Any]]
+    """Returns the present values of the variables in such a table. Raises `KeyError`."""
+    first: tuple[Any, ...]
+    """Their values at first."""
+    size: int
+    """Its length at first."""
+    holder: Any
+    """The object that may exchange it; None if none may."""
+
+    def has_changed(self) -> bool:
+        if len(self.table) != self.size or (self.holder is not None and vars(self.holder) is not self.table):
+            return True
+        try:
+            return not all(map(is_, self.values_of(self.table), self.first))
+        except KeyError:  # a variable was deleted
+            return True
 
 
 class FixedTables(Generic[Owner]):
@@ -95,22 +118,17 @@ class FixedTables(Generic[Owner]):
 
     def __init__(self) -> None:
         self._owners: list[Owner] = []
-        self._tables: list[Mapping[str, Any]] = []
-        self._sizes: list[int] = []
-        self._getters: list[tuple[int, Callable[[Mapping[str, Any]], Iterable[Any]], Mapping[str, Any]]] = []
-        """For each table with variables: its number, a function that returns their values, and the table."""
-        self._first: list[Iterable[Any]] = []
-        self._flat: list[Any] = []
+        self._fixed: list[_Fixed] = []
+        self._changed: list[int] = []
+        """The numbers of the tables that were not as at first in some step."""
+        self._note()
 
-    def add(self, owner: Owner, table: Mapping[str, Any], names: Collection[str]) -> None:
-        """Note a table, the names in it that are variables, and their present values."""
+    def add(self, owner: Owner, table: Mapping[str, Any], names: Collection[str], holder: Any = None) -> None:
+        """Note a table, the names in it that are variables, and their present values; and the object whose `__dict__` it is, if that may be another later."""
+        first = tuple(table[name] for name in names)
+        self._fixed.append(_Fixed(len(self._owners), table, _values_getter(names), first, len(table), holder))
         self._owners.append(owner)
-        self._tables.append(table)
-        self._sizes.append(len(table))
-        if names:
-            self._getters.append((len(self._sizes) - 1, _values_getter(names), table))
-            self._first.append([table[name] for name in names])
-            self._flat += self._first[-1]
+        self._is_noted = False
 
     def __iter__(self) -> Iterator[Owner]:
         """Return the owners of all tables."""
@@ -121,32 +139,48 @@ class FixedTables(Generic[Owner]):
 
     def cut(self, length: int) -> None:
         """Forget all tables but the first ones."""
-        del self._owners[length:], self._tables[length:], self._sizes[length:]
-        with_variables = sum(number < length for number, _, _ in self._getters)
-        del self._getters[with_variables:], self._first[with_variables:]
-        self._flat = [*chain.from_iterable(self._first)]
+        del self._owners[length:]
+        self._fixed = [each for each in self._fixed if each.number < length]
+        self._changed = [number for number in self._changed if number < length]
+        self._is_noted = False
 
     def changed(self) -> Iterator[Owner]:
-        """Return the owners of the tables that may have changed since they were added."""
-        found: set[int] = set()
-        sizes = list(map(len, self._tables))
-        if sizes != self._sizes:
-            found.update(number for number, size in enumerate(sizes) if size != self._sizes[number])
+        """Return the owners of the tables that may have changed since they were added: those that were not as at first in some step."""
+        if not self._is_noted:
+            self._note()
+        if not self._are_as_at_first():
+            self._changed = sorted({*self._changed, *(each.number for each in self._fixed if each.has_changed())})
+            known = set(self._changed)
+            self._fixed = [each for each in self._fixed if each.number not in known]
+            self._note()
+        return map(self._owners.__getitem__, self._changed)
+
+    def _are_as_at_first(self) -> bool:
         try:
-            values = [get(table) for _, get, table in self._getters]
-        except KeyError:  # a variable was deleted
-            return iter(self._owners)
-        if not all(map(is_, chain.from_iterable(values), self._flat)):
-            each = zip(self._getters, values, self._first, strict=True)
-            found.update(number for (number, _, _), now, first in each if not all(map(is_, now, first)))
-        return (self._owners[number] for number in sorted(found))
+            values = chain.from_iterable([each.values_of(each.table) for each in self._with_values])
+        except KeyError:
+            return False
+        return (
+            list(map(len, self._tables)) == self._sizes
+            and all(map(is_, values, self._values))
+            and all(map(is_, map(vars, self._holders), self._held))
+        )
+
+    def _note(self) -> None:
+        """Lay the tables that have not changed out so that all are looked at in a few calls."""
+        self._tables = [each.table for each in self._fixed]
+        self._sizes = [each.size for each in self._fixed]
+        self._with_values = [each for each in self._fixed if each.first]
+        self._values = [*chain.from_iterable(each.first for each in self._with_values)]
+        held = [each for each in self._fixed if each.holder is not None]
+        self._holders, self._held = [each.holder for each in held], [each.table for each in held]
+        self._is_noted = True
 
 
 def _values_getter(names: Collection[str]) -> Callable[[Mapping[str, Any]], Iterable[Any]]:
     if len(names) > 1:
         return itemgetter(*names)
-    (name,) = names
-    return lambda table: (table[name],)
+    return lambda table: [table[name] for name in names]
 
 
 def small_attributes_of(obj: object) -> dict[str, Any]:

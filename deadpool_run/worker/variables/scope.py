@@ -76,9 +76,9 @@ class FoundScopes:
         if len(self.changing) < _MOST_SCOPES:
             self.changing.append(self._named(scope))
 
-    def add_fixed(self, scope: Scope, table: Mapping[str, Any], names: Collection[str]) -> None:
-        """Add the scope of these variables in a table."""
-        self.fixed.add(self._named(scope), table, names)
+    def add_fixed(self, scope: Scope, table: Mapping[str, Any], names: Collection[str], holder: Any = None) -> None:
+        """Add the scope of these variables in a table, and the object that may exchange it."""
+        self.fixed.add(self._named(scope), table, names, holder)
 
     def mark(self) -> ScopeMark:
         """Return a mark after the present scopes."""

@@ -1,8 +1,7 @@
 """Scopes of the script's variables: its functions, modules, objects and dicts."""
 
-import sys
 import threading
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import replace
 from enum import EnumType
@@ -34,11 +33,18 @@ from deadpool_run.worker.state.script_hooks import module_of
 from deadpool_run.worker.variables.assigned import AssignedAttributes
 from deadpool_run.worker.variables.children import CONTAINERS, Children, ModulesInside
 from deadpool_run.worker.variables.classes import Classes, forward_of, set_of_class
-from deadpool_run.worker.variables.containers import PLAIN, DictVariables, has_only_names, is_small, parts_in
+from deadpool_run.worker.variables.containers import (
+    PLAIN,
+    DictVariables,
+    has_only_names,
+    is_small,
+    parts_in,
+    set_in_context,
+    value_in_context,
+)
 from deadpool_run.worker.variables.data_sets import DRAWN_AGAIN, is_data, parts_of
 from deadpool_run.worker.variables.library_objects import has_only_values
 from deadpool_run.worker.variables.modules import (
-    LEAVES,
     AttributeTable,
     attributed_buffers_of,
     buffers_to_keep,
@@ -50,6 +56,7 @@ from deadpool_run.worker.variables.modules import (
     submodules_of,
 )
 from deadpool_run.worker.variables.scope import FoundScopes, Read, Remove, Scope, ScopeMark, Write, of_table
+from deadpool_run.worker.variables.unchanged import is_fixed
 from deadpool_run.worker.variables.values.kinds.distributed_tensors import mesh_of
 from deadpool_run.worker.variables.values.kinds.functions import (
     Attributes,
@@ -58,15 +65,14 @@ from deadpool_run.worker.variables.values.kinds.functions import (
     functions_in,
     has_changing_defaults,
     is_bound_in_c,
-    is_code,
     name_of_variables,
     set_arguments,
     set_defaults,
 )
-from deadpool_run.worker.variables.values.kinds.library_values import is_immutable
 from deadpool_run.worker.variables.values.kinds.own_objects import (
     container_of,
     content_of,
+    has_only_table,
     is_own,
     set_attributes,
 )
@@ -74,9 +80,6 @@ from deadpool_run.worker.variables.values.objects import Objects, OpaqueError
 from deadpool_run.worker.variables.values.writer import ValueWriter
 
 _MOST_CONTAINERS = 4096
-_WITH_CONTENT = frozenset({*sys.stdlib_module_names, "numpy", "torch"})
-"""Packages whose objects may be kept with their content, which may change in place."""
-_VALUE, _UNSET = "value", object()
 
 
 class Scopes:
@@ -104,9 +107,9 @@ class Scopes:
                 self.objects.add(f"{name}, groups", each.param_groups)
         self.parameters: list[tuple[str, Tensor]] = []
         """The parameters of unprotected modules, by name."""
+        self._begun = False
         self._functions: set[int] = set()
         self._containers: set[int] = set()
-        self._with_forward: set[type] = set()
         self._classes = Classes()
         self._loaders: WeakSet[DataLoader[Any]] = WeakSet()
         self._attributes = Attributes()
@@ -123,6 +126,7 @@ class Scopes:
         for name, variables in sources.items():
             self._add_variables(name, variables)
         self._search_inside(0)
+        self._begun = True
 
     def add_module(self, name: str, module: ModuleType) -> ScopeMark:
         """Add a module that the script has imported since; return a mark before its scopes."""
@@ -238,26 +242,35 @@ class Scopes:
     def _add_data(self, name: str, value: Any) -> None:
         """Add the parts of a loader, or the attributes of a data set or a sampler. A loader, which may have workers, is not kept alive."""
         if not isinstance(value, DataLoader):
-            self.objects.add(name, value)
-            self._add_attributes(name, value, DRAWN_AGAIN)
-            self._search(name, vars(value).items())
+            self._add_searched(name, value, DRAWN_AGAIN)
         elif value not in self._loaders:
             self._loaders.add(value)
             self._search(name, parts_of(value))
+
+    def _add_searched(self, name: str, value: Any, ignored: Collection[str] = ()) -> None:
+        self.objects.add(name, value)
+        self._add_attributes(name, value, ignored)
+        self._search(name, vars(value).items())
 
     def _look_at_own(self, name: str, kind: type, value: Any) -> None:
         """Add a class of the script's, or an object of one."""
         if isinstance(value, type) and value.__module__ in self.modules:
             self._add_class(name, value)
         elif is_own(kind, self.modules):
-            read, write = partial(content_of, value), partial(set_attributes, value)
-            self._add_named(name, value, read, write, partial(object.__delattr__, value))
+            self._add_object(name, value)
         elif is_data(value):
             self._add_data(name, value)
         elif self._has_attributes(value):
-            self.objects.add(name, value)
-            self._add_attributes(name, value)
-            self._search(name, vars(value).items())
+            self._add_searched(name, value)
+
+    def _add_object(self, name: str, value: Any) -> None:
+        self.objects.add(name, value)
+        read, write = partial(content_of, value), partial(set_attributes, value)
+        scope, table = Scope(name, read, write, partial(object.__delattr__, value)), table_of(value)
+        if not has_only_table(type(value)):
+            self._found.add(scope)
+        elif self._add_table(scope, table, table, value):
+            self._search(scope.name, table.items())
 
     def _has_attributes(self, value: Any) -> bool:
         is_simple = is_own(type(value), self.modules) or is_optimizer_wrapper(value)
@@ -273,14 +286,15 @@ class Scopes:
     def _add_context(self, name: str, value: ContextVar[Any] | threading.local) -> None:
         """Add the value of a context variable, or the attributes of a thread-local object, for the main thread, which is this one."""
         if isinstance(value, ContextVar):
-            self._add_named(name, value, partial(_of_context, value), lambda values: value.set(values[_VALUE]))
+            self._add_named(name, value, partial(value_in_context, value), partial(set_in_context, value))
         else:
             self._add_dict(name, value, vars(value))
 
     def _add_class(self, name: str, kind: type) -> None:
         self._classes.note(kind, self.modules)
         self.objects.add(name, kind)
-        self._found.add(of_table(name, AttributeTable(vars(kind)), partial(set_of_class, kind)))
+        table = AttributeTable(vars(kind))
+        self._add_table(of_table(name, table, partial(set_of_class, kind)), vars(kind), table.all())
         members: dict[str, Any] = dict(kind.__members__) if isinstance(kind, EnumType) else {}
         for key, member in members.items():
             self._add_attributes(f"{name}.{key}", member)
@@ -317,29 +331,23 @@ class Scopes:
 
     def _add_forward(self, kind: type[nn.Module]) -> None:
         """Add the method that runs a class of modules: a script may replace it, also in a class of torch's."""
-        owner = next(each for each in kind.__mro__ if "forward" in vars(each))
-        if owner not in self._with_forward and owner.__module__ not in self.modules:
-            self._with_forward.add(owner)
+        if (owner := self._classes.owner_of_forward(kind, self.modules)) is not None:
             read = partial(forward_of, owner)
             scope = Scope(f"{owner.__module__}.{owner.__qualname__}", read, partial(set_of_class, owner))
             self._found.add_fixed(scope, vars(owner), read())
 
     def _add_attributes(self, name: str, owner: Any, ignored: Collection[str] = ()) -> None:
         table = AttributeTable(vars(owner), ignored)
-        scope, values = of_table(name, table, vars(owner).update, vars(owner).pop), table.all()
-        if all(map(self._is_fixed, values.values())):
-            self._found.add_fixed(scope, vars(owner), values)
-        else:
-            self._found.add(scope)
+        self._add_table(of_table(name, table, vars(owner).update, vars(owner).pop), vars(owner), table.all())
 
-    def _is_fixed(self, value: Any) -> bool:
-        """Return whether no content of the value that snapshots keep can change in place."""
-        kind = type(value)
-        if kind is tuple:
-            return all(type(each) in LEAVES for each in value)
-        has_content = kind.__module__ in self.modules or kind.__module__.partition(".")[0] in _WITH_CONTENT
-        is_plain = kind in LEAVES or is_immutable(value) or is_code(value)
-        return is_plain or self.is_scope(value) or not has_content
+    def _add_table(self, scope: Scope, table: Mapping[str, Any], values: Mapping[str, Any], holder: Any = None) -> bool:
+        """Add the scope of these variables in a table, and the object that may exchange it; return whether all are fixed."""
+        fixed = all(is_fixed(value, self.modules, self.is_scope) for value in values.values())
+        if self._begun or not fixed:  # of what is found later, other processes may have found other values
+            self._found.add(scope)
+            return False
+        self._found.add_fixed(scope, table, values, holder)
+        return True
 
     def _add_module(self, name: str, module: nn.Module) -> None:
         """Add an unprotected module and its submodules."""
@@ -378,11 +386,10 @@ class Scopes:
         if isinstance(function, MethodType):
             self._look(f"{name}.__self__", function.__self__)
             function = function.__func__
-        if not isinstance(function, FunctionType) or id(function) in self._functions:
+        is_own_function = isinstance(function, FunctionType) and function.__module__ in self.modules
+        if not is_own_function or id(function) in self._functions:
             return
         self._functions.add(id(function))
-        if function.__module__ not in self.modules:
-            return
         self._attributes.add(name, function)
         self._assigned.note(function.__code__, function.__globals__)
         if has_changing_defaults(function):
@@ -391,8 +398,3 @@ class Scopes:
         cells.pop("__class__", None)  # of a method that calls super()
         if cells:
             self._found.add(Scope(f"{name}, closure", partial(closed_over, cells), partial(set_closed_over, cells)))
-
-
-def _of_context(variable: ContextVar[Any]) -> dict[str, Any]:
-    value = variable.get(_UNSET)
-    return {} if value is _UNSET else {_VALUE: value}

@@ -1,12 +1,14 @@
 """Which values are as they were, by the identities of what is in them: much cheaper than to write them again in each step."""
 
 import operator
+import sys
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Collection
 from typing import Any
 
 from deadpool_run.worker.codec import table_of
 from deadpool_run.worker.variables.modules import LEAVES
+from deadpool_run.worker.variables.values.kinds.functions import is_code
 from deadpool_run.worker.variables.values.kinds.library_values import is_immutable
 from deadpool_run.worker.variables.values.kinds.own_objects import container_of, is_own, is_plain
 from deadpool_run.worker.variables.values.tensors import is_data
@@ -14,6 +16,9 @@ from deadpool_run.worker.variables.values.tensors import is_data
 _LISTS, _DICTS = frozenset({list, tuple, set, frozenset, deque}), frozenset({dict, OrderedDict})
 _MOST = 256
 """Containers and objects in one value."""
+
+_WITH_CONTENT = frozenset({*sys.stdlib_module_names, "numpy", "torch"})
+"""Packages whose objects may be kept with their content, which may change in place."""
 
 Parts = tuple[tuple[Any, type, Any, tuple[Any, ...]], ...]
 """The containers and objects in a value, each with its class, the one of Python's containers from which that derives, and what was in it."""
@@ -49,6 +54,16 @@ def are_same(parts: Parts) -> bool:
         if type(each) is not kind or len(now) != len(items) or not all(map(operator.is_, now, items)):
             return False
     return True
+
+
+def is_fixed(value: Any, own: Collection[str], is_scope: Callable[[object], bool]) -> bool:
+    """Return whether no content of a value that snapshots keep can change in place. `own` are the script's modules."""
+    kind = type(value)
+    if kind is tuple:
+        return all(type(each) in LEAVES for each in value)
+    has_content = kind.__module__ in own or kind.__module__.partition(".")[0] in _WITH_CONTENT
+    is_plain = kind in LEAVES or is_immutable(value) or is_code(value)
+    return is_plain or is_scope(value) or not has_content
 
 
 def may_be_dropped(value: Any) -> bool:

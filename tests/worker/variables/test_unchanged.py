@@ -1,5 +1,6 @@
 """Which values are as they were, by the identities of what is in them."""
 
+import copy
 import random
 from collections import OrderedDict, defaultdict, deque
 from dataclasses import dataclass, field
@@ -8,6 +9,7 @@ import pytest
 import torch
 
 from deadpool_run.worker.variables.unchanged import are_same, may_be_dropped, parts_of
+from deadpool_run.worker.variables.variables import Variables
 
 
 @dataclass(frozen=True)
@@ -124,3 +126,72 @@ def test_what_is_kept_elsewhere():
 def test_what_may_be_dropped():
     assert all(map(may_be_dropped, [1, None, torch.zeros(1), [torch.zeros(1), 2], {"a": torch.zeros(1)}, (), {3}]))
     assert not any(map(may_be_dropped, [Other(), [Other()], {"a": Other()}, print, [[]], iter([])]))
+
+
+class Counter:
+    """An object whose attributes cannot change in place when the loop begins: it is looked at only if one of them is another."""
+
+    limit = 3
+
+    def __init__(self):
+        self.n, self.name, self.best = 0, "a", None
+
+
+def set_an_attribute(counter):
+    counter.n += 1
+
+
+def add_an_attribute(counter):
+    counter.more = 1
+
+
+def delete_an_attribute(counter):
+    vars(counter).pop("name", None)
+
+
+def put_a_list(counter):
+    counter.best = [1]
+
+
+def change_the_list(counter):
+    counter.best = getattr(counter, "best", None) or []
+    counter.best.append(2)
+
+
+def exchange_all(counter):
+    counter.__dict__ = {"n": counter.n + 1}
+
+
+def set_in_the_class(counter):
+    type(counter).limit += 1
+
+
+CHANGES_OF_AN_OBJECT = [
+    set_an_attribute,
+    add_an_attribute,
+    delete_an_attribute,
+    put_a_list,
+    change_the_list,
+    exchange_all,
+    set_in_the_class,
+]
+
+
+@pytest.mark.parametrize("later", CHANGES_OF_AN_OBJECT)
+@pytest.mark.parametrize("first", CHANGES_OF_AN_OBJECT)
+def test_an_object_of_fixed_attributes_comes_back(first, later):
+    Counter.limit = 3
+    counter, still = Counter(), Counter()
+    variables = Variables()
+    variables.begin()
+    taken = [variables.take()]
+    first(counter)
+    expected, limit = copy.deepcopy(vars(counter)), Counter.limit
+    taken.append(variables.take())
+    later(counter)
+    variables.take()
+    variables.put(taken[1])
+    assert (vars(counter), Counter.limit) == (expected, limit)
+    variables.put(taken[0])
+    assert (vars(counter), Counter.limit) == (vars(Counter()), 3)
+    assert vars(still) == vars(Counter())

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from deadpool_run.ids import is_of_package
-from deadpool_run.worker.codec import attributes_of, has_only_attributes, table_of
+from deadpool_run.worker.codec import attributes_of, has_only_attributes, has_table, table_of
 from deadpool_run.worker.state import generators
 from deadpool_run.worker.variables.values.kinds.library_values import C_DATA
 from deadpool_run.worker.variables.values.objects import USED, OpaqueError
@@ -57,10 +57,16 @@ def is_own(kind: type, modules: Collection[str]) -> bool:
 
 
 _PLAIN_REDUCE: Any = object.__reduce__
+_PLAIN_LOOKUP: Any = object.__getattribute__
 _MACHINERY = ("torch._", "torch.distributed._", "torch.distributed.fsdp", "torch.distributed.tensor")
 """Packages of torch whose objects belong to a wrapped or compiled model. They are looked after with it."""
 _OTHER = frozenset({type(os.environ), WeakKeyDictionary, WeakSet, WeakValueDictionary})
 """The launcher itself writes to the environment. The others are written as containers."""
+
+
+def has_only_table(kind: type) -> bool:
+    """Return whether all state of a class's objects is in `__dict__`, which `vars` returns without running code of the class."""
+    return has_only_attributes(kind) and has_table(kind) and kind.__getattribute__ is _PLAIN_LOOKUP
 
 
 def is_plain(kind: type) -> bool:
