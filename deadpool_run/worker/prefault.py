@@ -36,7 +36,7 @@ class CopiedPages:
         with suppress(OSError):
             maps = Path("/proc/self/maps").read_text()
         self._ranges = [*_private(maps)]
-        self._marks = mmap.mmap(-1, 1 + sum(pages for _, pages in self._ranges))
+        self._marks = _shared_memory(1 + sum(pages for _, pages in self._ranges))
         """A byte for each page of the ranges in turn, and one that says whether a process has marked its own."""
 
     def mark(self) -> None:
@@ -88,6 +88,16 @@ def wait(control: socket.socket) -> None:
     wait_s = _FIRST_WAIT_S
     while _pages is not None and not orders.poll(1e3 * wait_s) and not _pages.copy():
         wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
+
+
+def _shared_memory(nbytes: int) -> mmap.mmap:
+    """Return memory that forks share, under a name by which it is known as the launcher's own."""
+    fd = os.memfd_create("deadpool-copied-pages", os.MFD_CLOEXEC)
+    try:
+        os.ftruncate(fd, nbytes)
+        return mmap.mmap(fd, nbytes)
+    finally:
+        os.close(fd)
 
 
 def _private(maps: str) -> list[tuple[int, int]]:

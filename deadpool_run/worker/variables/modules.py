@@ -6,7 +6,7 @@ from contextlib import suppress
 from functools import cache, partial
 from itertools import chain
 from operator import is_, itemgetter
-from types import FunctionType, MethodType
+from types import CodeType, FunctionType, MethodType
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
@@ -34,6 +34,7 @@ OF_MODULES = frozenset(vars(nn.Module()))
 """Attributes of every module: its tables of parameters, buffers, children and hooks, and its mode."""
 OF_OPTIMIZERS = frozenset(vars(torch.optim.SGD([torch.zeros(())])))
 """Attributes of every optimizer: its state, groups and hooks."""
+_STORE, _EXTENDS = dis.opmap["STORE_ATTR"], dis.EXTENDED_ARG
 _HOOKS = "_hooks"
 _MOST_PARTS = 256
 
@@ -223,8 +224,20 @@ def _set_by_torch(kind: type) -> frozenset[str]:
     """Return the names of the attributes that torch's methods of a class set."""
     of_torch = [vars(base) for base in kind.__mro__ if base.__module__.partition(".")[0] == "torch"]
     codes = (getattr(each, "__code__", None) for table in of_torch for each in table.values())
-    stores = (each for code in codes if code for each in dis.get_instructions(code) if each.opname == "STORE_ATTR")
-    return OF_MODULES.union(each.argval for each in stores)
+    return OF_MODULES.union(name for code in codes if code for name in _attributes_set_in(code))
+
+
+def _attributes_set_in(code: CodeType) -> Iterator[str]:
+    """Yield the names of the attributes that a function sets. Does not decode its instructions: that takes 20 ms for those of DDP."""
+    operations, arguments = code.co_code[::2], code.co_code[1::2]
+    at = operations.find(_STORE)
+    while at >= 0:
+        number, before, bits = arguments[at], at - 1, 8
+        while before >= 0 and operations[before] == _EXTENDS:
+            number |= arguments[before] << bits
+            before, bits = before - 1, bits + 8
+        yield code.co_names[number]
+        at = operations.find(_STORE, at + 1)
 
 
 def buffers_to_keep(module: nn.Module) -> dict[str, Tensor | None]:
