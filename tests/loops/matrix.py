@@ -90,6 +90,7 @@ def job(home: Path, item: str, *words: str, steps: int = STEPS, **options: objec
     args = ("--item", item, "--steps", str(steps), "--flags", str(home / "flags"), *words)
     # torch never removes compiled files, so they cannot be among the temporary files: none of those may be left.
     env = {"TORCHINDUCTOR_CACHE_DIR": str(home.parent / "compiled"), "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0"}
+    env["COPY_THREAD"] = str(ITEMS.index(item) % 2)
     return Cluster(home, *args, script=SCRIPT, nproc=RANKS, env=env, **{"spares": 1, **options})
 
 

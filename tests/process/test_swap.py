@@ -41,7 +41,7 @@ def matrix():
 def test_one_death(cluster, reference, layout, place):
     rank = (LAYOUTS.index(layout) + list(PLACES).index(place)) % 4
     fault = f"rank={rank},step=5,{PLACES[place]}"
-    job = cluster("--layout", layout, "--steps", str(STEPS), "--die", fault)
+    job = cluster("--layout", layout, "--steps", str(STEPS), "--die", fault, env={"COPY_THREAD": str(rank % 2)})
     job.check_repaired(reference(layout, STEPS), [rank])
     assert len(job.account.of("dying")) == 1
 

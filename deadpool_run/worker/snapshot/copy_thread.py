@@ -1,4 +1,4 @@
-"""The copy thread: waits until a slot may be overwritten, and writes one capture at a time into it."""
+"""The copy thread: waits until a slot may be overwritten, and writes one capture at a time into it. Small ones need no thread."""
 
 import threading
 import time
@@ -18,6 +18,8 @@ _SLOT_WAIT_S = 60.0
 _PEER_WAIT_S = 5.0
 _COPY_WAIT_S = 600.0
 """The longest wait for a running copy; far above any real one."""
+_SMALL_BYTES = 4 << 20
+"""A smaller state is copied in half a millisecond."""
 
 
 OnSkip = Callable[[Version, str], None]
@@ -58,12 +60,28 @@ class CopyThread:
         self._thread.start()
 
     def submit(self, capture: StateCapture) -> None:
-        """Start a capture; the last one must have settled."""
+        """Start a capture; the last one must have settled.
+
+        A small one is made at once, on the calling thread, if a slot is free: the copy takes less time than the threads would take from each other.
+        """
         assert self._capture is None
+        needs_device = bool(capture.ready.events) or capture.mark is not None
+        is_small = 0 < self._writer.last_bytes <= _SMALL_BYTES and not needs_device
+        if is_small and (slot := self._free_slot()) is not None:
+            self._write_now(slot, capture)
+            return
         self._rank_entry.copying = Copying.WAITING
         with self._changed:
             self._capture = capture
             self._changed.notify_all()
+
+    def _write_now(self, slot: int, capture: StateCapture) -> None:
+        try:
+            self._write(slot, capture)
+        except Exception as error:  # noqa: BLE001 - raised when this capture is waited for, as one of the thread
+            self._failure = error
+        finally:
+            self._rank_entry.copying = Copying.NOTHING
 
     def settle(self, *, cancel_pending: bool) -> None:
         """Wait for the running capture. With `cancel_pending`, cancel one that still waits for a slot.
@@ -144,7 +162,10 @@ class CopyThread:
         slot = self._await_slot()
         if slot is None:
             self._skip(capture.version)
-            return
+        else:
+            self._write(slot, capture)
+
+    def _write(self, slot: int, capture: StateCapture) -> None:
         started_ns = time.monotonic_ns()
         self._rank_entry.copying = Copying.WRITING
         self._rank_entry.set_slot(slot, BUSY)
@@ -169,18 +190,20 @@ class CopyThread:
 
     def _await_slot(self) -> int | None:
         deadline = time.monotonic() + _SLOT_WAIT_S
-        page = self._status_page
         while True:
             # Read before the slots: the last look at them must come after the decision to give up.
             cancelled = self._cancel_pending or self._interrupted()
-            slot = free_slot(self._rank_entry.slots, page.committed(), page.abandoned(), page.kept)
-            if slot is not None:
+            if (slot := self._free_slot()) is not None:
                 return slot
             if cancelled or time.monotonic() > deadline:
                 return None
             with self._changed:
                 if not self._cancel_pending:
                     self._changed.wait(_SLOT_POLL_S)
+
+    def _free_slot(self) -> int | None:
+        page = self._status_page
+        return free_slot(self._rank_entry.slots, page.committed(), page.abandoned(), page.kept)
 
     def _skip(self, version: Version, no_memory: str = "") -> None:
         self._rank_entry.skipped = version

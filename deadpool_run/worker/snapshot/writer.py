@@ -69,6 +69,8 @@ class Writer:
     protected: Protected
     rank: Rank
     interrupted: Callable[[], bool]
+    last_bytes: int = 0
+    """The size of the last capture."""
     _streams: dict[torch.device, torch.cuda.Stream] = field(default_factory=dict)
     _place: int | None = None
 
@@ -113,6 +115,7 @@ class Writer:
             values=values,
         )
         segments.write_all(memory.fd, b"".join((*tree.blobs, manifest)), end)
+        self.last_bytes = manifest_offset + len(manifest)
         segments.write_header(memory.fd, segments.complete_header(capture.version, manifest_offset, manifest))
         return True
 

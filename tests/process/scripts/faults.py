@@ -22,6 +22,10 @@ import torch.distributed as dist
 from telling import tell
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from deadpool_run.worker.snapshot import copy_thread
+
+if os.environ.get("COPY_THREAD") == "1":  # else a state of this size is copied at once
+    copy_thread._SMALL_BYTES = 0
 COLLECTIVES = (
     "_allgather_base",
     "_reduce_scatter_base",

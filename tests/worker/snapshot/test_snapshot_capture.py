@@ -1,5 +1,6 @@
 """When a capture is made, of what, and into which slot."""
 
+import contextlib
 import threading
 
 import pytest
@@ -12,6 +13,8 @@ from deadpool_run.vault.segments import mark_busy, read_header, read_manifest
 from deadpool_run.vault.status_page import BUSY, EMPTY
 from deadpool_run.worker.check.conformance import later
 from deadpool_run.worker.snapshot.snapshot import Snapshots
+
+pytestmark = pytest.mark.usefixtures("captures")
 
 BIG = 1 << 22
 
@@ -362,3 +365,40 @@ def test_a_sparse_gradient_is_refused_if_a_later_step_may_use_it(slots):
         snapshots.capture_now(3)
     optimizer.zero_grad()
     assert snapshots.capture_now(3)
+
+
+def test_a_small_state_is_copied_at_once(slots, captures, request):
+    """After the first capture, which shows its size. Then no thread has to be waited for."""
+    model = nn.Linear(4, 4)
+    snapshots = slots.own(protect={"model": model})
+    snapshots.capture_now(0)
+    at_once = request.node.callspec.params["captures"] == "at once"
+    with snapshots.copy_thread._changed if at_once else contextlib.nullcontext():  # the thread can do nothing
+        snapshots.begin(1)
+        assert (1 in snapshots.held()) or not at_once
+    snapshots.wait()
+    assert snapshots.held() == (0, 1)
+
+
+def test_an_error_of_a_small_capture_is_raised_when_it_is_waited_for(slots, captures):
+    class Own:
+        """A protected object whose state becomes one that no snapshot can hold."""
+
+        state = 1
+
+        def state_dict(self):
+            return {"state": self.state}
+
+        def load_state_dict(self, state):
+            self.state = state["state"]
+
+    own = Own()
+    snapshots = slots.own(protect={"own": own})
+    snapshots.capture_now(0)
+    own.state = threading.Lock
+    snapshots.begin(1)
+    with pytest.raises(ScriptError, match="own"):
+        snapshots.wait()
+    own.state = 2
+    snapshots.capture_now(2)
+    assert snapshots.held() == (0, 2)

@@ -11,6 +11,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from deadpool_run.worker.snapshot.snapshot import Snapshots
 
+pytestmark = pytest.mark.usefixtures("captures")
+
 PUTS = pytest.mark.parametrize("put", [Snapshots.rewind, Snapshots.restore])
 
 

@@ -10,6 +10,8 @@ from snapshot_large import Large, trains_for_ever
 from deadpool_run.vault.segments import complete_version, read_header, read_manifest
 from deadpool_run.vault.status_page import BUSY
 
+pytestmark = pytest.mark.usefixtures("captures")
+
 
 def _spin_until(condition, limit_s=30.0):
     """Look as often as possible: what is waited for lasts milliseconds."""

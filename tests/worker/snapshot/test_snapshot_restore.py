@@ -24,6 +24,8 @@ from deadpool_run.vault.segments import whole_pages
 from deadpool_run.vault.status_page import EMPTY
 from deadpool_run.worker.snapshot import slot_memory
 
+pytestmark = pytest.mark.usefixtures("captures")
+
 
 def captures(gift, optimizer, steps):
     """Train, capture every step; return the digests after `steps` and after one more."""
