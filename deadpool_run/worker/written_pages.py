@@ -14,7 +14,7 @@ import os
 import platform
 import struct
 from fcntl import ioctl
-from weakref import WeakValueDictionary
+from weakref import WeakSet, WeakValueDictionary
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _USERFAULTFD = {"x86_64": 323, "aarch64": 282}
@@ -29,23 +29,36 @@ _FEATURES = 1 << 0 | 1 << 13 | 1 << 15
 _FOR_WRITES = 2
 _PROTECT, _ONLY_WATCHED = 1, 2
 _WRITTEN, _OF_A_FILE, _PRESENT = 1 << 1, 1 << 2, 1 << 3
+_MOST_RANGES = 64
+_WALKED = 4
+"""The place of the end of the look among the numbers of a scan."""
 _API_ARGUMENT, _REGISTER_ARGUMENT, _SCAN_ARGUMENT = struct.Struct("3Q"), struct.Struct("4Q"), struct.Struct("12Q")
 
 
 class WatchedMemory:
     """Memory of which the kernel notes whether it was written since."""
 
-    __slots__ = ("_address", "_end", "_nbytes", "_start", "_watcher")
+    __slots__ = ("__weakref__", "_address", "_end", "_is_touched", "_nbytes", "_start", "_watcher")
 
     def __init__(self, watcher: "_Watcher", address: int, nbytes: int) -> None:
-        """Begin to watch the whole pages in it. Raises `OSError` if the kernel does not do that."""
-        self._watcher, self._address, self._nbytes = watcher, address, nbytes
+        """Begin to watch the whole pages in it. Raises `OSError` if the kernel does not do that.
+
+        The kernel forgets what it has noted of these pages, so it is noted here, for others with the same memory.
+        """
+        self._watcher, self._address, self._nbytes, self._is_touched = watcher, address, nbytes, False
         self._start, self._end = _pages_in(address, nbytes)
-        watcher.protect(self._start, self._end)
+        if watcher.protect(self._start, self._end):
+            for other in watcher.watched:
+                other.note_written(self._start, self._end)
+        watcher.watched.add(self)
+
+    def note_written(self, start: int, end: int) -> None:
+        """Note that some of these pages were written."""
+        self._is_touched |= self._start < end and start < self._end
 
     def is_untouched(self, address: int, nbytes: int) -> bool:
         """Return whether this is the same memory, and none of its whole pages was written. Then only the bytes at its `edges` may differ."""
-        if (address, nbytes) != (self._address, self._nbytes):
+        if self._is_touched or (address, nbytes) != (self._address, self._nbytes):
             return False
         try:
             return not self._watcher.has_written(self._start, self._end)
@@ -79,7 +92,8 @@ class _Watcher:
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
         ioctl(self._fd, _API, bytearray(_API_ARGUMENT.pack(_API_VERSION, _FEATURES, 0)))
         self._pagemap = os.open("/proc/self/pagemap", os.O_RDONLY | os.O_CLOEXEC)
-        self._found = (ctypes.c_uint64 * 3)()
+        self._found = (ctypes.c_uint64 * (3 * _MOST_RANGES))()
+        self.watched: WeakSet[WatchedMemory] = WeakSet()
 
     def __del__(self) -> None:
         if self._pagemap >= 0:
@@ -87,25 +101,31 @@ class _Watcher:
         if self._fd >= 0:
             os.close(self._fd)
 
-    def protect(self, start: int, end: int) -> None:
-        """Have the kernel note writes to these pages from now on. What it has noted before is forgotten."""
+    def protect(self, start: int, end: int) -> bool:
+        """Have the kernel note writes to these pages from now on; return whether it has noted one before, or had not watched all of them."""
         ioctl(self._fd, _REGISTER, bytearray(_REGISTER_ARGUMENT.pack(start, end - start, _FOR_WRITES, 0)))
-        self._scan(start, end, _PROTECT | _ONLY_WATCHED, 0, 0, 0, 0, _WRITTEN, 0, 0)
+        written = False
+        while start < end:  # one call protects a limited number of ranges
+            found, start = self._scan(start, end, _PROTECT | _ONLY_WATCHED, _MOST_RANGES, 0, 0, _WRITTEN, 0, _WRITTEN)
+            written |= found > 0
+        return written
 
     def has_written(self, start: int, end: int) -> bool:
         """Return whether one of these pages was written, has no memory, or may be written by another process."""
-        any_of, found = _WRITTEN | _OF_A_FILE | _PRESENT, ctypes.addressof(self._found)
-        return self._scan(start, end, _ONLY_WATCHED, found, 1, 1, _PRESENT, 0, any_of, any_of) > 0
+        any_of = _WRITTEN | _OF_A_FILE | _PRESENT
+        found, _ = self._scan(start, end, _ONLY_WATCHED, 1, 1, _PRESENT, 0, any_of, any_of)
+        return found > 0
 
-    def _scan(self, start: int, end: int, flags: int, *rest: int) -> int:
-        """Return in how many ranges pages were found.
+    def _scan(self, start: int, end: int, flags: int, *rest: int) -> tuple[int, int]:
+        """Return in how many ranges pages were found, and where the look has ended.
 
-        The `rest`: where their ranges are written, how many, and of how many pages; the property whose absence is looked for; the properties that a
-        page must have all of; those of which it must have one; and those that are told.
+        The `rest`: how many ranges, and of how many pages; the property whose absence is looked for; the properties that a page must have all of;
+        those of which it must have one; and those that are told.
         """
-        argument = bytearray(_SCAN_ARGUMENT.pack(_SCAN_ARGUMENT.size, flags, start, end, 0, *rest))
+        place = ctypes.addressof(self._found)
+        argument = bytearray(_SCAN_ARGUMENT.pack(_SCAN_ARGUMENT.size, flags, start, end, 0, place, *rest))
         found: int = ioctl(self._pagemap, _SCAN, argument)
-        return found
+        return found, _SCAN_ARGUMENT.unpack(argument)[_WALKED]
 
 
 _watchers: WeakValueDictionary[int, _Watcher] = WeakValueDictionary()

@@ -80,9 +80,19 @@ def test_what_was_written_is_watched_again_from_the_beginning() -> None:
     through_data(tensor)
     second = watched(tensor)
     assert second()
-    assert first(), "it is one memory: whoever watches it again has compared it"
+    assert not first()
     through_an_array(tensor)
     assert not second()
+
+
+def test_more_ranges_than_one_call_protects() -> None:
+    tensor = torch.zeros(NBYTES, dtype=torch.uint8)
+    watched(tensor)
+    tensor[:: 2 * mmap.PAGESIZE] += 1
+    is_untouched = watched(tensor)
+    assert is_untouched()
+    tensor[-2 * mmap.PAGESIZE] += 1
+    assert not is_untouched()
 
 
 def test_the_edges_are_the_callers() -> None:
@@ -154,3 +164,17 @@ def test_without_the_kernel_nothing_is_watched() -> None:
     child.join()
     assert child.exitcode == 0
     child.close()
+
+
+def test_memory_that_overlaps_is_not_untouched_because_it_was_watched_again() -> None:
+    tensor = torch.zeros(NBYTES, dtype=torch.uint8)
+    part = tensor[: 2 * INSIDE]
+    of_all = watched(tensor)
+    of_part = watched(part)
+    again = watched(tensor)
+    through_data(tensor)
+    last = watched(tensor)
+    assert last()
+    assert not of_part()
+    assert not of_all()
+    assert not again()

@@ -433,3 +433,21 @@ def test_another_memory_of_a_tensor_is_compared():
     value.data = other
     copies.next(thorough=False)
     assert torch.equal(copies.of_tensor(value).tensor, other)
+
+
+@pytest.mark.parametrize("first", ["the tensor", "the array"])
+def test_two_that_share_memory_both_see_a_change(first):
+    """To watch the memory again for one of them must not hide the change from the other."""
+    copies = TensorCopies()
+    tensor = torch.zeros(1 << 20)
+    array = tensor.numpy()
+    looks = [lambda: copies.of_tensor(tensor), lambda: copies.of_array(array)]
+    looks = looks if first == "the tensor" else looks[::-1]
+    kept = [look() for look in looks]
+    copies.begun()
+    for _ in range(8):
+        copies.next(thorough=False)
+        assert [look() for look in looks] == kept
+    array[4321] = 1
+    copies.next(thorough=False)
+    assert not any(now is before for now, before in zip([look() for look in looks], kept, strict=True))
