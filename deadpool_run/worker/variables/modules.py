@@ -122,6 +122,8 @@ class FixedTables(Generic[Owner]):
         self._fixed: list[_Fixed] = []
         self._changed: list[int] = []
         """The numbers of the tables that were not as at first in some step."""
+        self.held = 0
+        """How many tables were added with a holder."""
         self._note()
 
     def add(self, owner: Owner, table: Mapping[str, Any], names: Collection[str], holder: Any = None) -> None:
@@ -129,6 +131,7 @@ class FixedTables(Generic[Owner]):
         first = tuple(table[name] for name in names)
         self._fixed.append(_Fixed(len(self._owners), table, _values_getter(names), first, len(table), holder))
         self._owners.append(owner)
+        self.held += holder is not None
         self._is_noted = False
 
     def __iter__(self) -> Iterator[Owner]:

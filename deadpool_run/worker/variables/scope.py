@@ -77,8 +77,9 @@ class FoundScopes:
             self.changing.append(self._named(scope))
 
     def add_fixed(self, scope: Scope, table: Mapping[str, Any], names: Collection[str], holder: Any = None) -> None:
-        """Add the scope of these variables in a table, and the object that may exchange it."""
-        self.fixed.add(self._named(scope), table, names, holder)
+        """Add the scope of these variables in a table, and the object that may exchange it, unless there are too many such objects."""
+        if holder is None or self.fixed.held < _MOST_SCOPES:
+            self.fixed.add(self._named(scope), table, names, holder)
 
     def mark(self) -> ScopeMark:
         """Return a mark after the present scopes."""

@@ -9,6 +9,7 @@ import torch
 
 from deadpool_run.errors import RefusedError
 from deadpool_run.worker.compat.writes import note_collective
+from deadpool_run.worker.variables.values import tensors
 from deadpool_run.worker.variables.values.lost import LostValue
 from deadpool_run.worker.variables.values.tensors import TensorCopies
 from deadpool_run.worker.variables.variables import Variables
@@ -451,3 +452,20 @@ def test_two_that_share_memory_both_see_a_change(first):
     array[4321] = 1
     copies.next(thorough=False)
     assert not any(now is before for now, before in zip([look() for look in looks], kept, strict=True))
+
+
+@pytest.mark.parametrize("kind", ["tensor", "array"])
+def test_a_change_for_which_there_is_no_room_is_not_forgotten(kind, monkeypatch):
+    copies = TensorCopies()
+    tensor = torch.zeros(1 << 20)
+    copy_of, value = (copies.of_tensor, tensor) if kind == "tensor" else (copies.of_array, tensor.numpy())
+    first = copy_of(value)
+    copies.begun()
+    for _ in range(8):
+        copies.next(thorough=False)
+        assert copy_of(value) is first
+    monkeypatch.setattr(tensors, "_MOST_IN_ALL", 0)
+    tensor.data[4321] = 1
+    for _ in range(3):
+        copies.next(thorough=False)
+        assert copy_of(value) is None

@@ -85,10 +85,12 @@ class _Known:
 
     def is_equal(self, address: int, nbytes: int, *, may_watch: bool) -> bool:
         """Return whether this memory has the bytes of the copy. If it often had, watch it from now on."""
-        if may_watch and self._equal_looks >= _EQUAL_LOOKS and nbytes >= _WATCHED_BYTES and not self.has_changed:
-            self._watched = watch(address, nbytes)  # first: a write during the comparison counts
+        often = self._equal_looks >= _EQUAL_LOOKS and nbytes >= _WATCHED_BYTES and not self.has_changed
+        watched = watch(address, nbytes) if may_watch and often else None  # first: a write during the comparison counts
+        is_equal = nbytes == self.copy.tensor.nbytes and _are_equal(address, self.copy.tensor, slice(0, nbytes))
+        self._watched = watched if is_equal else None
         self._equal_looks += 1
-        return nbytes == self.copy.tensor.nbytes and _are_equal(address, self.copy.tensor, slice(0, nbytes))
+        return is_equal
 
     def has_samples(self, tensor: Tensor) -> bool:
         """Return whether a sample of a tensor is as in the copy."""
