@@ -15,6 +15,8 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
+from deadpool_run.vault.segments import create_memory
+
 _MADV_POPULATE_WRITE = 23  # Linux 5.14; Python has no name for it
 _LIBC = ctypes.CDLL(None)
 _ENTRY_BYTES = 8
@@ -92,7 +94,7 @@ def wait(control: socket.socket) -> None:
 
 def _shared_memory(nbytes: int) -> mmap.mmap:
     """Return memory that forks share, under a name by which it is known as the launcher's own."""
-    fd = os.memfd_create("deadpool-copied-pages", os.MFD_CLOEXEC)
+    fd = create_memory("copied-pages")
     try:
         os.ftruncate(fd, nbytes)
         return mmap.mmap(fd, nbytes)

@@ -12,7 +12,6 @@ import errno
 import mmap
 import os
 import platform
-import struct
 from fcntl import ioctl
 from weakref import WeakSet, WeakValueDictionary
 
@@ -30,9 +29,30 @@ _FOR_WRITES = 2
 _PROTECT, _ONLY_WATCHED = 1, 2
 _WRITTEN, _OF_A_FILE, _PRESENT = 1 << 1, 1 << 2, 1 << 3
 _MOST_RANGES = 64
-_WALKED = 4
-"""The place of the end of the look among the numbers of a scan."""
-_API_ARGUMENT, _REGISTER_ARGUMENT, _SCAN_ARGUMENT = struct.Struct("3Q"), struct.Struct("4Q"), struct.Struct("12Q")
+
+
+class _Api(ctypes.Structure):
+    """`struct uffdio_api`."""
+
+    _fields_ = [(name, ctypes.c_uint64) for name in ("api", "features", "ioctls")]
+
+
+class _Register(ctypes.Structure):
+    """`struct uffdio_register`."""
+
+    _fields_ = [(name, ctypes.c_uint64) for name in ("start", "len", "mode", "ioctls")]
+
+
+class _Scan(ctypes.Structure):
+    """`struct pm_scan_arg`."""
+
+    _fields_ = [
+        (name, ctypes.c_uint64)
+        for name in (
+            *("size", "flags", "start", "end", "walk_end", "vec", "vec_len", "max_pages"),
+            *("category_inverted", "category_mask", "category_anyof_mask", "return_mask"),
+        )
+    ]
 
 
 class WatchedMemory:
@@ -90,7 +110,7 @@ class _Watcher:
         self._fd = _LIBC.syscall(number, os.O_CLOEXEC | os.O_NONBLOCK | _USER_MODE_ONLY)
         if self._fd < 0:
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-        ioctl(self._fd, _API, bytearray(_API_ARGUMENT.pack(_API_VERSION, _FEATURES, 0)))
+        ioctl(self._fd, _API, _Api(api=_API_VERSION, features=_FEATURES))
         self._pagemap = os.open("/proc/self/pagemap", os.O_RDONLY | os.O_CLOEXEC)
         self._found = (ctypes.c_uint64 * (3 * _MOST_RANGES))()
         self.watched: WeakSet[WatchedMemory] = WeakSet()
@@ -103,29 +123,25 @@ class _Watcher:
 
     def protect(self, start: int, end: int) -> bool:
         """Have the kernel note writes to these pages from now on; return whether it has noted one before, or had not watched all of them."""
-        ioctl(self._fd, _REGISTER, bytearray(_REGISTER_ARGUMENT.pack(start, end - start, _FOR_WRITES, 0)))
+        ioctl(self._fd, _REGISTER, _Register(start=start, len=end - start, mode=_FOR_WRITES))
         written = False
         while start < end:  # one call protects a limited number of ranges
-            found, start = self._scan(start, end, _PROTECT | _ONLY_WATCHED, _MOST_RANGES, 0, 0, _WRITTEN, 0, _WRITTEN)
-            written |= found > 0
+            scan = _Scan(flags=_PROTECT | _ONLY_WATCHED, start=start, end=end, vec_len=_MOST_RANGES)
+            written |= self._finds(scan, _WRITTEN)
+            start = scan.walk_end
         return written
 
     def has_written(self, start: int, end: int) -> bool:
         """Return whether one of these pages was written, has no memory, or may be written by another process."""
-        any_of = _WRITTEN | _OF_A_FILE | _PRESENT
-        found, _ = self._scan(start, end, _ONLY_WATCHED, 1, 1, _PRESENT, 0, any_of, any_of)
+        scan = _Scan(flags=_ONLY_WATCHED, start=start, end=end, vec_len=1, max_pages=1, category_inverted=_PRESENT)
+        return self._finds(scan, _WRITTEN | _OF_A_FILE | _PRESENT)
+
+    def _finds(self, scan: _Scan, any_of: int) -> bool:
+        """Return whether a scan finds a page with one of these properties."""
+        scan.size, scan.vec = ctypes.sizeof(scan), ctypes.addressof(self._found)
+        scan.category_anyof_mask = scan.return_mask = any_of
+        found: int = ioctl(self._pagemap, _SCAN, scan)
         return found > 0
-
-    def _scan(self, start: int, end: int, flags: int, *rest: int) -> tuple[int, int]:
-        """Return in how many ranges pages were found, and where the look has ended.
-
-        The `rest`: how many ranges, and of how many pages; the property whose absence is looked for; the properties that a page must have all of;
-        those of which it must have one; and those that are told.
-        """
-        place = ctypes.addressof(self._found)
-        argument = bytearray(_SCAN_ARGUMENT.pack(_SCAN_ARGUMENT.size, flags, start, end, 0, place, *rest))
-        found: int = ioctl(self._pagemap, _SCAN, argument)
-        return found, _SCAN_ARGUMENT.unpack(argument)[_WALKED]
 
 
 _watchers: WeakValueDictionary[int, _Watcher] = WeakValueDictionary()

@@ -2,7 +2,7 @@
 
 The capture of snapshot k starts when step k ends. State that may change at any time is copied at once. Parameters and
 optimizer state change only inside `optimizer.step()`, so another thread copies them during the next forward and backward;
-`wait()` before the optimizer's step ends that copy first. A state of less than 4 MiB is copied at once.
+`wait()` before the optimizer's step ends that copy first. A state of at most 4 MiB is copied at once.
 """
 
 import atexit

@@ -13,7 +13,7 @@ from typing import Any
 from deadpool_run.ids import is_of_package
 from deadpool_run.worker.process.liveness import names_of
 from deadpool_run.worker.variables.classes import set_of_class
-from deadpool_run.worker.variables.modules import AttributeTable
+from deadpool_run.worker.variables.modules import AttributeTable, stores_among
 from deadpool_run.worker.variables.scope import Scope, of_table
 
 _STORE, _IMPORT, _CACHE = (dis.opmap[name] for name in ("STORE_ATTR", "IMPORT_NAME", "CACHE"))
@@ -96,14 +96,13 @@ def _may_assign(code: CodeType) -> bool:
     if "setattr" in code.co_names:
         return True
     operations = code.co_code[::2]
-    at, has_import = operations.find(_STORE), _IMPORT in operations
-    while at >= 0:
+    has_import = _IMPORT in operations
+    for at in stores_among(operations):
         before = at - 1
         while operations[before] == _CACHE:
             before -= 1
         if has_import or operations[before] in _BEFORE:
             return True
-        at = operations.find(_STORE, at + 1)
     return False
 
 

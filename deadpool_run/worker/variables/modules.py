@@ -34,7 +34,7 @@ OF_MODULES = frozenset(vars(nn.Module()))
 """Attributes of every module: its tables of parameters, buffers, children and hooks, and its mode."""
 OF_OPTIMIZERS = frozenset(vars(torch.optim.SGD([torch.zeros(())])))
 """Attributes of every optimizer: its state, groups and hooks."""
-_STORE, _EXTENDS = dis.opmap["STORE_ATTR"], dis.EXTENDED_ARG
+_STORE = dis.opmap["STORE_ATTR"]
 _HOOKS = "_hooks"
 _MOST_PARTS = 256
 
@@ -122,8 +122,6 @@ class FixedTables(Generic[Owner]):
         self._fixed: list[_Fixed] = []
         self._changed: list[int] = []
         """The numbers of the tables that were not as at first in some step."""
-        self.held = 0
-        """How many tables were added with a holder."""
         self._note()
 
     def add(self, owner: Owner, table: Mapping[str, Any], names: Collection[str], holder: Any = None) -> None:
@@ -131,7 +129,6 @@ class FixedTables(Generic[Owner]):
         first = tuple(table[name] for name in names)
         self._fixed.append(_Fixed(len(self._owners), table, _values_getter(names), first, len(table), holder))
         self._owners.append(owner)
-        self.held += holder is not None
         self._is_noted = False
 
     def __iter__(self) -> Iterator[Owner]:
@@ -153,9 +150,9 @@ class FixedTables(Generic[Owner]):
         if not self._is_noted:
             self._note()
         if not self._are_as_at_first():
-            self._changed = sorted({*self._changed, *(each.number for each in self._fixed if each.has_changed())})
-            known = set(self._changed)
-            self._fixed = [each for each in self._fixed if each.number not in known]
+            changed = {each.number for each in self._fixed if each.has_changed()}
+            self._changed = sorted([*self._changed, *changed])
+            self._fixed = [each for each in self._fixed if each.number not in changed]
             self._note()
         return map(self._owners.__getitem__, self._changed)
 
@@ -233,13 +230,19 @@ def _set_by_torch(kind: type) -> frozenset[str]:
 def _attributes_set_in(code: CodeType) -> Iterator[str]:
     """Yield the names of the attributes that a function sets. Does not decode its instructions: that takes 20 ms for those of DDP."""
     operations, arguments = code.co_code[::2], code.co_code[1::2]
-    at = operations.find(_STORE)
-    while at >= 0:
+    for at in stores_among(operations):
         number, before, bits = arguments[at], at - 1, 8
-        while before >= 0 and operations[before] == _EXTENDS:
+        while before >= 0 and operations[before] == dis.EXTENDED_ARG:
             number |= arguments[before] << bits
             before, bits = before - 1, bits + 8
         yield code.co_names[number]
+
+
+def stores_among(operations: bytes) -> Iterator[int]:
+    """Yield the places of those operations of a function that set an attribute."""
+    at = operations.find(_STORE)
+    while at >= 0:
+        yield at
         at = operations.find(_STORE, at + 1)
 
 

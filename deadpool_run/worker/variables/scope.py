@@ -67,6 +67,7 @@ class FoundScopes:
         self.changing: list[Scope] = []
         self.fixed: FixedTables[Scope] = FixedTables()
         """Those whose values never change in place."""
+        self._holders = 0
         self.by_name: dict[str, Scope] = {}
         self._counts: dict[str, int] = {}
         """The number of scopes with each name: a module of the script and a dict in another may share one."""
@@ -78,7 +79,8 @@ class FoundScopes:
 
     def add_fixed(self, scope: Scope, table: Mapping[str, Any], names: Collection[str], holder: Any = None) -> None:
         """Add the scope of these variables in a table, and the object that may exchange it, unless there are too many such objects."""
-        if holder is None or self.fixed.held < _MOST_SCOPES:
+        self._holders += holder is not None
+        if holder is None or self._holders <= _MOST_SCOPES:
             self.fixed.add(self._named(scope), table, names, holder)
 
     def mark(self) -> ScopeMark:

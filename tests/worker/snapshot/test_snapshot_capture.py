@@ -14,7 +14,7 @@ from deadpool_run.vault.status_page import BUSY, EMPTY
 from deadpool_run.worker.check.conformance import later
 from deadpool_run.worker.snapshot.snapshot import Snapshots
 
-pytestmark = pytest.mark.usefixtures("captures")
+pytestmark = pytest.mark.usefixtures("copied")
 
 BIG = 1 << 22
 
@@ -367,12 +367,12 @@ def test_a_sparse_gradient_is_refused_if_a_later_step_may_use_it(slots):
     assert snapshots.capture_now(3)
 
 
-def test_a_small_state_is_copied_at_once(slots, captures, request):
+def test_a_small_state_is_copied_at_once(slots, copied, request):
     """After the first capture, which shows its size. Then no thread has to be waited for."""
     model = nn.Linear(4, 4)
     snapshots = slots.own(protect={"model": model})
     snapshots.capture_now(0)
-    at_once = request.node.callspec.params["captures"] == "at once"
+    at_once = request.node.callspec.params["copied"] == "at once"
     with snapshots.copy_thread._changed if at_once else contextlib.nullcontext():  # the thread can do nothing
         snapshots.begin(1)
         assert (1 in snapshots.held()) or not at_once
@@ -380,7 +380,7 @@ def test_a_small_state_is_copied_at_once(slots, captures, request):
     assert snapshots.held() == (0, 1)
 
 
-def test_an_error_of_a_small_capture_is_raised_when_it_is_waited_for(slots, captures):
+def test_an_error_of_a_small_capture_is_raised_when_it_is_waited_for(slots, copied):
     class Own:
         """A protected object whose state becomes one that no snapshot can hold."""
 

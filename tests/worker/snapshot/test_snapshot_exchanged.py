@@ -11,7 +11,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from deadpool_run.worker.snapshot.snapshot import Snapshots
 
-pytestmark = pytest.mark.usefixtures("captures")
+pytestmark = pytest.mark.usefixtures("copied")
 
 PUTS = pytest.mark.parametrize("put", [Snapshots.rewind, Snapshots.restore])
 

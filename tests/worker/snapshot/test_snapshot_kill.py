@@ -10,7 +10,7 @@ from snapshot_large import Large, trains_for_ever
 from deadpool_run.vault.segments import complete_version, read_header, read_manifest
 from deadpool_run.vault.status_page import BUSY
 
-pytestmark = pytest.mark.usefixtures("captures")
+pytestmark = pytest.mark.usefixtures("copied")
 
 
 def _spin_until(condition, limit_s=30.0):

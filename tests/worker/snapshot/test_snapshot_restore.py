@@ -24,7 +24,7 @@ from deadpool_run.vault.segments import whole_pages
 from deadpool_run.vault.status_page import EMPTY
 from deadpool_run.worker.snapshot import slot_memory
 
-pytestmark = pytest.mark.usefixtures("captures")
+pytestmark = pytest.mark.usefixtures("copied")
 
 
 def captures(gift, optimizer, steps):
